@@ -1,0 +1,1 @@
+"""The engine core: plan, execute, update."""

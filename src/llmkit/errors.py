@@ -1,0 +1,50 @@
+"""Every error that llmkit raises on purpose, each with a message that a user can act on."""
+
+from __future__ import annotations
+
+
+class LlmkitError(Exception):
+    """Base of all deliberate errors.
+
+    `hint` says what to do about it; the command line prints message and hint as one paragraph.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+
+class ConfigError(LlmkitError):
+    """A setting is unknown, has a bad value, or contradicts another one."""
+
+
+class PluginError(LlmkitError):
+    """A plugin cannot be found, loaded, or used here."""
+
+
+class ModelError(LlmkitError):
+    """A model folder or file is missing, damaged, or of an unsupported architecture."""
+
+
+class InvalidRequestError(LlmkitError):
+    """A request is refused at the door. `param` names the offending field."""
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class OutOfMemoryError(LlmkitError):
+    """The model or its KV cache does not fit; the message says what each part takes."""
+
+
+class EngineError(LlmkitError):
+    """The engine cannot go on with a request, or at all."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was used after `close()`."""

@@ -1,0 +1,1 @@
+"""Worker and model runner: turn a plan into one forward pass and sampled tokens."""

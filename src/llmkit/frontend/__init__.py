@@ -1,0 +1,1 @@
+"""What users call: prompts in, text out."""

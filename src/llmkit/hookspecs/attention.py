@@ -1,0 +1,125 @@
+"""Kind `attention`: paged attention over the KV cache.
+
+Layers never know which backend they run on; the backend never knows which model it serves. The core asks
+`support` for every distinct kind of layer, takes the page size and cache shape from the backend, calls `plan`
+once a step and KV group, and `forward` once a layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmkit.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class AttentionQuery:
+    """One kind of attention layer on one device; sizes in elements, `sliding_window` in tokens (None: full)."""
+
+    device_type: str
+    compute_capability: tuple[int, int] | None
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Support:
+    """Answer to an AttentionQuery: usable if `reasons` (why not) is empty; "auto" takes the highest `score`."""
+
+    score: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What a backend must know of a layer, constant over its life.
+
+    `sliding_window` W: a query at position i sees keys i-W+1..i; None: all up to i. `soft_cap` c: scores become
+    c * tanh(score / c) before the mask; None: off. `scale` multiplies q·k.
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass
+class AttentionBatch:
+    """The rows of one step, for one KV group. n rows, t tokens. The `_np` mirrors are on the host.
+
+    query_start_loc int32[n+1]: row r's tokens are query_start_loc[r]:query_start_loc[r+1].
+    seq_lens int32[n]: tokens of row r in the cache after this step's are written.
+    block_table int32[n, max_pages]: page numbers in the kernel's page size; entries past the end are arbitrary.
+    slot_mapping int64[t]: page * page_size + offset where each token's k and v go; negative: do not write.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_start_loc_np: np.ndarray[Any, np.dtype[np.int32]]
+    seq_lens_np: np.ndarray[Any, np.dtype[np.int32]]
+    num_rows: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    page_size: int
+
+
+class AttentionBackend(ABC):
+    """Paged, variable-length, causal attention."""
+
+    @abstractmethod
+    def support(self, query: AttentionQuery) -> Support:
+        """Whether and how well such a layer runs here. Cheap; initialises nothing."""
+
+    def page_sizes(self) -> Sequence[int]:
+        """Page sizes in tokens that the kernel takes; the core's block size is a multiple of one of them."""
+        return (16, 32, 64, 128)
+
+    def kv_shape(self, num_pages: int, page_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """Shape of one layer's cache. Dimension 0 must be the page, and a page must hold its keys and values,
+        so that the core can copy, swap and move whole pages without knowing the rest."""
+        return (num_pages, 2, num_kv_heads, page_size, head_size)
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Once a step and KV group: whatever `forward` needs of this batch, as an opaque object."""
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        """Write `key`, `value` [t, num_kv_heads, head_size] to the cache, attend with `query`
+        [t, num_heads, head_size], return [t, num_heads, head_size]. `metadata` is what `plan` returned."""
+
+
+@hookspec(firstresult=True)
+def llmkit_attention_backend(options: BaseModel | None) -> AttentionBackend:  # type: ignore[empty-body]
+    """Build the attention backend. `options` is an instance of `info.options`, validated; None if there is none.
+
+    .. versionadded:: 0.1
+    """

@@ -1,0 +1,45 @@
+"""Kind `extension`: observers of the engine; any number may be active. An exception in one is logged, and never
+reaches the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmkit.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    from llmkit.config import EngineConfig
+    from llmkit.engine.stats import StepStats
+    from llmkit.requests.output import FinishedRequest
+
+
+@hookspec
+def llmkit_engine_started(config: EngineConfig) -> None:
+    """The engine is ready for requests.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def llmkit_engine_stopped() -> None:
+    """The engine has been closed.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def llmkit_step_finished(stats: StepStats) -> None:
+    """A step has been executed and its results applied. Called in the step loop: must be quick.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def llmkit_request_finished(request: FinishedRequest) -> None:
+    """A request has ended, for whatever reason.
+
+    .. versionadded:: 0.1
+    """

@@ -1,0 +1,62 @@
+"""Kind `kernels`: the table of fused operations that layers call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from llmkit.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+
+class KernelTable(ABC):
+    """Operations on [tokens, features] tensors. Unless said otherwise they return new tensors.
+
+    A table may subclass the reference table and replace single operations; every operation must agree with the
+    reference up to rounding.
+    """
+
+    @abstractmethod
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [t, k], weight [n, k], bias [n] → [t, n]."""
+
+    @abstractmethod
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """ids int64 [t], weight [vocabulary, k] → [t, k]."""
+
+    @abstractmethod
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., d] / sqrt(mean(x²) + eps) * weight, the mean in float32."""
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual). May overwrite `x` and `residual`."""
+
+    @abstractmethod
+    def rotary(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, head_size: int
+    ) -> None:
+        """Rotate `query` [t, heads*head_size] and `key` [t, kv_heads*head_size] in place (both may be views with
+        a row stride), half-split ("NeoX") pairing. cos_sin [max_position, rotary_dim]: cosines, then sines;
+        rotary_dim <= head_size, the rest of each head is left alone."""
+
+    @abstractmethod
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [t, 2d] → silu(gate) * up, [t, d]."""
+
+    @abstractmethod
+    def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [t, 2d] → gelu(gate, approximate="tanh") * up, [t, d]."""
+
+
+@hookspec(firstresult=True)
+def llmkit_kernels(options: BaseModel | None) -> KernelTable:  # type: ignore[empty-body]
+    """Build the table. `options` is an instance of `info.options`, validated; None if there is none.
+
+    .. versionadded:: 0.1
+    """

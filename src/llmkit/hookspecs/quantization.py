@@ -1,0 +1,51 @@
+"""Kind `quantization`: how the weights of linear layers are stored and multiplied."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from llmkit.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+    from llmkit.hookspecs.kernels import KernelTable
+
+
+class QuantizationMethod(ABC):
+    """Packs a linear layer's full-precision weight once, at load time, and multiplies with it every step.
+
+    The packed form is opaque to the layer that carries it. A layer whose sizes the method cannot take is left in
+    full precision by returning None from `pack`.
+    """
+
+    @abstractmethod
+    def pack(self, weight: torch.Tensor, role: str) -> Any | None:
+        """weight [n, k] in the model's dtype → packed form, or None for "keep it as it is".
+
+        `role` is "linear", "lm_head" or "embedding" (a tied head is packed once, as "embedding").
+        """
+
+    @abstractmethod
+    def linear(
+        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, kernels: KernelTable
+    ) -> torch.Tensor:
+        """x [t, k] → [t, n]."""
+
+    @abstractmethod
+    def embedding(self, ids: torch.Tensor, packed: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `ids` int64 [t] of a packed embedding → [t, k] in `dtype`."""
+
+    @abstractmethod
+    def nbytes(self, n: int, k: int, role: str, dtype: torch.dtype) -> int:
+        """Bytes that a weight [n, k] will take when packed; used by the memory plan before anything is loaded."""
+
+
+@hookspec(firstresult=True)
+def llmkit_quantization(options: BaseModel | None) -> QuantizationMethod:  # type: ignore[empty-body]
+    """Build the method. `options` is an instance of `info.options`, validated; None if there is none.
+
+    .. versionadded:: 0.1
+    """

@@ -1,0 +1,130 @@
+"""Kind `scheduler`: who goes first, who yields, who enters, and how much of a prompt is done at a time.
+
+The policy owns the order of the waiting queue and answers three questions. It never sees the core's own state:
+requests come as read-only views, and whatever it returns or raises is checked by the core, which falls back to
+arrival order, so a policy can neither lose a request nor overrun the budget.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from llmkit.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class RequestView(Protocol):
+    """Read-only, live view of a request; the same object for the whole life of the request, and hashable."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def priority(self) -> int:
+        """Lower is sooner."""
+        ...
+
+    @property
+    def arrival_time(self) -> float:
+        """Seconds, `time.monotonic()` of the engine process; ties are broken by `sequence_number`."""
+        ...
+
+    @property
+    def sequence_number(self) -> int:
+        """Position in the order of arrival, unique."""
+        ...
+
+    @property
+    def user(self) -> str | None:
+        """Key for fairness between users, if the request carries one."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full the engine is when `admit` is asked. Block counts are in allocation blocks."""
+
+    num_running: int
+    max_num_seqs: int
+    num_waiting: int
+    token_budget_left: int
+    num_free_blocks: int
+    num_blocks: int
+
+
+class SchedulerPolicy(ABC):
+    """The waiting queue and three choices. Called from the engine's step loop only, never concurrently.
+
+    `preemption` says what happens to a victim's blocks; the core knows "recompute" (freed, computed again).
+    `mixes_prefill_and_decode = False` keeps prefill chunks and decode tokens in different steps, prefill first.
+    """
+
+    preemption: Literal["recompute", "swap"] = "recompute"
+    mixes_prefill_and_decode: bool = True
+
+    @abstractmethod
+    def add(self, request: RequestView) -> None:
+        """A new request waits."""
+
+    @abstractmethod
+    def peek(self) -> RequestView | None:
+        """The request that should enter next, None if none waits. Changes nothing."""
+
+    @abstractmethod
+    def pop(self) -> RequestView:
+        """Remove and return what `peek` would return. Raises IndexError if none waits."""
+
+    @abstractmethod
+    def remove(self, request: RequestView) -> None:
+        """A waiting request was aborted; unknown requests are ignored."""
+
+    def requeue(self, request: RequestView) -> None:
+        """A preempted request waits again; by default it is added, a policy may put it first."""
+        self.add(request)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def victim(self, running: Sequence[RequestView], needing: RequestView) -> RequestView | None:
+        """Which of `running` (oldest first, includes `needing`) gives up its blocks so that `needing` can go on.
+
+        Returning `needing` preempts it itself; None means the core's choice: the last one of `running`.
+        """
+        return running[-1] if running else None
+
+    def admit(self, request: RequestView, load: Load) -> bool:
+        """Whether `request` may enter now. If the engine is idle, the core admits it whatever is answered."""
+        return True
+
+    def chunk(self, request: RequestView, offered: int) -> int:
+        """How many of the `offered` prompt tokens to compute in this step, 1..offered; values outside are clipped."""
+        return offered
+
+
+@hookspec(firstresult=True)
+def llmkit_scheduler_policy(options: BaseModel | None) -> SchedulerPolicy:  # type: ignore[empty-body]
+    """Build the scheduling policy. `options` is an instance of `info.options`, validated; None if there is none.
+
+    .. versionadded:: 0.1
+    """

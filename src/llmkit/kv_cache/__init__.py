@@ -1,0 +1,1 @@
+"""Block pool, content hashes, prefix cache and the manager that maps sequences to blocks."""

@@ -1,0 +1,52 @@
+"""What layers are built with (ModelContext) and what a forward pass carries (ForwardContext)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer
+    from llmkit.hookspecs.kernels import KernelTable
+    from llmkit.hookspecs.quantization import QuantizationMethod
+    from llmkit.layers.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Which part of every layer this worker holds, and how parts are added up. World size 1 needs no exchange."""
+
+    rank: int = 0
+    world_size: int = 1
+    all_reduce: Callable[[torch.Tensor], torch.Tensor] | None = None
+    all_gather: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass
+class ModelContext:
+    """Everything a layer may need at construction; passed down as the first argument of every layer.
+
+    `attention_layers` collects the attention layers as they are built: their order is their index.
+    `layer_range`: the decoder layers to build, for pipeline parallelism; None: all.
+    """
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    device: torch.device
+    kernels: KernelTable
+    quantization: QuantizationMethod
+    parallel: ParallelLayout = field(default_factory=ParallelLayout)
+    layer_range: range | None = None
+    attention_layers: list[AttentionLayer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ForwardContext:
+    """One forward pass: the backend, its metadata per KV group and the cache tensors, by attention-layer index."""
+
+    backend: AttentionBackend
+    metadata: list[Any]
+    kv_caches: list[torch.Tensor]

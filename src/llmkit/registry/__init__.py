@@ -1,0 +1,1 @@
+"""Finds, checks and builds plugins."""

@@ -1,0 +1,99 @@
+"""The step plan: what the scheduler tells the executor, and what comes back.
+
+A running sequence owns a *slot*, a row number below `max_num_seqs`, from its admission to its end or preemption.
+Slots are the identity that scheduler and model runner share: the runner keeps all per-sequence state in arrays
+indexed by slot, so a step in which nothing but the tokens changed is described by a few arrays and handled
+without per-sequence Python work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llmkit.requests.logprobs import PositionLogprobs
+    from llmkit.requests.message import EngineRequest
+    from llmkit.requests.request import Request
+
+IntArray = np.ndarray[Any, np.dtype[np.int32]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRow:
+    """A sequence that enters the batch (for the first time, after preemption, or as a fork).
+
+    token_ids: prompt and output tokens so far. block_ids: allocation blocks per KV group, those that hold
+    already computed tokens included. seed: 64-bit seed of this sequence.
+    """
+
+    slot: int
+    request: EngineRequest
+    index: int
+    seed: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: tuple[list[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """Blocks appended to the table of `slot` in KV group `group`, from column `start` on."""
+
+    slot: int
+    group: int
+    start: int
+    block_ids: list[int]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. Row r of the arrays is one sequence; n rows.
+
+    Order in which the runner applies it: removed slots, added rows, block updates, block copies, forward.
+
+    slots int32[n]. num_computed int32[n]: tokens of the row that are in the cache already, that is the position of the
+    first new token. num_new int32[n]: tokens to compute, >= 1. samples bool[n]: whether the row's last token is
+    followed by a sampled one. A sampled token is written by the runner at position num_computed + num_new of
+    its slot, so the next plan can refer to it before the host has seen it (a placeholder).
+    block_copies: (source, destination) allocation blocks, copied before the forward (copy-on-write).
+    requests: the scheduler's own records of the rows, same order; never leaves the process.
+    """
+
+    step: int
+    slots: IntArray
+    num_computed: IntArray
+    num_new: IntArray
+    samples: BoolArray
+    added: list[AddedRow] = field(default_factory=list)
+    block_updates: list[BlockUpdate] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    removed_slots: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list, repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_new.sum())
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step produced.
+
+    token_ids int32[n]: the sampled token of each plan row, -1 where the row did not sample.
+    logprobs: plan row → entry of its sampled token, for rows that asked.
+    prompt_logprobs: plan row → entries of the prompt positions that this step made known, in order.
+    failed: plan row → message, for rows whose result is unusable (e.g. NaN logits); only these fail.
+    """
+
+    token_ids: IntArray
+    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What plugin authors import: conformance suites, fakes, fixtures."""
