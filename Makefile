@@ -1,0 +1,58 @@
+# llmkit: `make demo` runs a real model, `make test` runs the tests; each makes its own environment first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PROMPT ?= Explain in one sentence what a paged KV cache is.
+PYTEST_ARGS ?=
+
+.PHONY: help demo test check lint types imports docs wheel bench clean
+
+help: ## Show this help.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "llmkit needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run ## Fetch SmolLM2-135M and stream its answer to a prompt (PROMPT="...").
+	@$(BIN)/llmkit models pull smollm2-135m-instruct
+	@$(BIN)/llmkit generate --model smollm2-135m-instruct --chat --stream --max-tokens 96 "$(PROMPT)"
+
+test: $(VENV)/.dev ## All tests (fetches SmolLM2-135M once for the end-to-end part).
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: lint types imports ## The quick checks: ruff, mypy, import contracts.
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy src/llmkit
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## Build the documentation into site/, warnings are errors.
+	$(BIN)/mkdocs build --strict --quiet
+
+wheel: $(VENV)/.dev ## Build the wheel into dist/.
+	rm -rf dist && $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+bench: $(VENV)/.run ## Throughput, latency and start-up of SmolLM2-135M on this machine.
+	$(BIN)/llmkit bench latency --model smollm2-135m-instruct
+	$(BIN)/llmkit bench throughput --model smollm2-135m-instruct
+	$(BIN)/llmkit bench startup --model smollm2-135m-instruct
+
+clean: ## Remove the environment and everything built.
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache
