@@ -9,8 +9,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities at one position, natural logarithm.
 
     Entry 0 is the token that was sampled (or stood in the prompt); then the top-k tokens, best first. The
-    distribution is the one after logit bias, masks and penalties, before temperature and truncation, so for a plain
-    request it is the model's own. `ranks[i]` is 1 for the most likely token. Impossible tokens have -inf.
+    distribution is the one after logit bias, masks and penalties, before temperature and truncation, so for a
+    plain request it is the model's own. `ranks[i]` is 1 for the most likely token. Impossible tokens have -inf.
     """
 
     token_ids: list[int]

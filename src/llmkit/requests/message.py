@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request on its way to the engine core.
 
-    request_id: unique within the engine (the frontend makes it so). sampling_params.seed is always set (drawn by
-    the frontend if the user gave none). stop_token_ids: every id that ends the answer, end-of-sequence ids
+    request_id: unique within the engine (the frontend makes it so). sampling_params.seed is always set (drawn
+    by the frontend if the user gave none). stop_token_ids: every id that ends the answer, end-of-sequence ids
     included unless ignored; eos_token_ids: those of them for which stop_reason is None. bad_words_ids: token
     sequences that must not appear. arrival_time: seconds, time.monotonic().
     prior_output_token_ids: tokens that an earlier engine already produced; the request goes on after them.
@@ -40,8 +40,8 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """News of one sequence after a step.
 
     index: which of the request's `n` sequences. new_token_ids: tokens appended in this step.
-    logprobs: one entry per new token, if asked for. prompt_logprobs: entries for the prompt positions that this step
-    completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
+    logprobs: one entry per new token, if asked for. prompt_logprobs: entries for the prompt positions that this
+    step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
     from the prefix cache, fixed at the first admission. error: message, with finish_reason "error".
     """
 
