@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 PluginChoice = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked on assignment, nothing changes later."""
+    """Base of all sections: unknown keys are errors, values are checked when built, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans_as_numbers(cls, value: object, info: ValidationInfo) -> object:
+        # Python takes True for 1: `max_num_seqs: true` would otherwise run one sequence at a time.
+        if isinstance(value, bool) and info.field_name is not None:
+            types = {cls.model_fields[info.field_name].annotation}
+            types |= {t for outer in types for t in get_args(outer)}
+            if bool not in types and types & {int, float}:
+                raise ValueError("a boolean is not a number")
+        return value
 
 
 class ModelConfig(Section):
@@ -98,7 +109,11 @@ class ExecutionConfig(Section):
 
     executor: PluginChoice = Field("auto", description="Executor plugin.")
     kernels: PluginChoice = Field("auto", description="Kernel table plugin.")
-    device: str = Field("auto", description='"cpu", "cuda", "cuda:1" or auto: the first GPU, else the CPU.')
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
+        description='"cpu", "cuda", "cuda:1" or auto: the first GPU, else the CPU.',
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the processors of this process.")
     max_logprobs: int = Field(20, ge=0, description="Most log-probabilities a request may ask for per position.")
 
@@ -123,7 +138,9 @@ class PluginsConfig(Section):
     )
     safe_mode: bool = Field(False, description="Ignore every third-party distribution.")
     strict: bool = Field(False, description="Refuse to start while any installed plugin is broken.")
-    disable: tuple[str, ...] = Field((), description="Plugins to leave out, as kind:name.")
+    disable: tuple[Annotated[str, Field(pattern=r"^[^:\s]+:\S+$")], ...] = Field(
+        (), description="Plugins to leave out, each as kind:name or kind:distribution:name."
+    )
     options: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="Options of plugins: kind → name → option → value."
     )

@@ -9,6 +9,7 @@ from typing import Any
 from llmkit.hookspecs import (
     attention,
     command,
+    connector,
     executor,
     extension,
     kernels,
@@ -46,6 +47,10 @@ KINDS: tuple[PluginKind, ...] = (
     PluginKind(
         "attention", "llmkit.attention_backends", "paged attention over the KV cache",
         (attention.llmkit_attention_backend,), "attention.backend", "--attention",
+    ),
+    PluginKind(
+        "connector", "llmkit.connectors", "KV blocks moved to and from other places",
+        (connector.llmkit_connector,), "connector.name", "--connector",
     ),
     PluginKind(
         "structured", "llmkit.structured", "grammar engines for structured output",
