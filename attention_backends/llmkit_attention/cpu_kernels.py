@@ -1,0 +1,380 @@
+"""Paged causal attention on CPUs, for batches that mix prefill and decode rows.
+
+Work items are (sequence, KV head, tile of queries). All query heads of a KV head are rows of one tile, so K and V are read
+once for them. Threads take items from a counter, the long tiles of a sequence first. Nothing is gathered or padded to the longest sequence:
+a tile walks over blocks of BLOCK keys, page by page, with a running maximum and sum.
+
+Source: Dao et al., "FlashAttention" (2022), for the blocked softmax; Kwon et al., "PagedAttention" (2023), for the page table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llmkit_kernels import cpu_linear as cpu
+
+BLOCK = 64  # keys a block
+TILE = 96  # rows (query tokens x heads of a group) of a prefill tile
+MASKED = -1e30  # finite: a block that is masked as a whole must not make NaN; its weights vanish with the next maximum
+LANES = 8  # set by load(), as everything below; constants of the compiled code
+ROWS = 6
+VECTORS = 2
+HEAD_ALIGNMENT = 16
+
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_attention: Any = None
+_write: Any = None
+fetch_block: Any = None  # inner functions, bound by load()
+score_rows: Any = None
+value_rows: Any = None
+softmax_row: Any = None
+decode_item: Any = None
+prefill_item: Any = None
+
+
+# args of _attention_kernel after the counter
+_Q, _KV, _TABLE, _STARTS, _LENS, _OUT, _SCRATCH, _TICKET = 1, 2, 3, 4, 5, 6, 7, 8
+_SEQS, _PAGES, _HQ, _HK, _D, _PAGE_SHIFT, _FORMAT = 9, 10, 11, 12, 13, 14, 15
+_WINDOW, _CAP, _SCALE, _TILE_TOKENS, _SCRATCH_SIZE = 16, 17, 18, 19, 20
+
+
+def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part: int, target: int) -> None:
+    """Copy K (part 0) or V (part 1) of keys first .. first + count of one KV head to float32 rows at `target`."""
+    d, shift, form = args[_D], args[_PAGE_SHIFT], args[_FORMAT]
+    size = 4 if form == 0 else 2
+    mask = (1 << shift) - 1
+    for j in range(count):
+        key = first + j
+        page = cpu.iload(table + 4 * (key >> shift))
+        row = ((((page * 2 + part) * args[_HK] + head) << shift) + (key & mask)) * d
+        source = args[_KV] + row * size
+        for c in range(0, d, LANES):
+            if form == 0:
+                value = cpu.vload(source + 4 * c)
+            elif form == 1:
+                value = cpu.vload_bfloat(source + 2 * c)
+            else:
+                value = cpu.vload_half(source + 2 * c)
+            cpu.vstore(target + 4 * (j * d + c), value)
+
+
+def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int) -> None:
+    """s[row, j] = q[row, :] k[j, :] for few rows; s has BLOCK columns."""
+    i = 0
+    while i < rows:
+        for j in range(0, count - 3, 4):
+            if rows - i >= 3:
+                cpu.dot_tile(3, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
+            elif rows - i == 2:
+                cpu.dot_tile(2, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
+            else:
+                cpu.dot_tile(1, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
+        for j in range(count - (count & 3), count):
+            for r in range(i, min(i + 3, rows)):
+                cpu.dot_tile(1, 1, q + 4 * r * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (r * BLOCK + j), 4 * BLOCK, d)
+        i += 3
+
+
+def _value_rows(p: int, rows: int, v: int, count: int, d: int, o: int) -> None:
+    """o[row, :] += p[row, :count] v[:count, :] for few rows."""
+    for c in range(0, d - (VECTORS * LANES - 1), VECTORS * LANES):
+        i = 0
+        while i + 3 <= rows:
+            cpu.outer_tile(3, VECTORS, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
+            i += 3
+        while i < rows:
+            cpu.outer_tile(1, VECTORS, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
+            i += 1
+    for c in range(d // (VECTORS * LANES) * (VECTORS * LANES), d, LANES):
+        for i in range(rows):
+            cpu.outer_tile(1, 1, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
+
+
+def _softmax_row(s: int, low: int, high: int, count: int, cap: float, state: int, o: int, d: int) -> None:
+    """Turn scores of keys [low, high) of a block of `count` into weights; rescale the output row by the new maximum.
+
+    state holds the running maximum and sum of the row. Scores outside [low, high) get the weight 0.
+    """
+    padded = (count + LANES - 1) // LANES * LANES
+    if cap > 0:
+        scale, one, two = cpu.vsplat(cap), cpu.vsplat(1.0), cpu.vsplat(2.0)
+        for j in range(0, padded, LANES):
+            power = cpu.vexp(cpu.vdiv(cpu.vmul(two, cpu.vload(s + 4 * j)), scale))
+            cpu.vstore(s + 4 * j, cpu.vmul(scale, cpu.vsub(one, cpu.vdiv(two, cpu.vadd(power, one)))))
+    for j in range(0, min(low, padded)):
+        cpu.sstore(s + 4 * j, MASKED)
+    for j in range(max(0, high), padded):
+        cpu.sstore(s + 4 * j, MASKED)
+    top = cpu.vload(s)
+    for j in range(LANES, padded, LANES):
+        top = cpu.vmax(top, cpu.vload(s + 4 * j))
+    before = cpu.sload(state)
+    maximum = max(before, cpu.vtop(top))
+    shift = cpu.vsplat(maximum)
+    total = cpu.vsplat(0.0)
+    for j in range(0, padded, LANES):
+        weight = cpu.vexp(cpu.vsub(cpu.vload(s + 4 * j), shift))
+        cpu.vstore(s + 4 * j, weight)
+        total = cpu.vadd(total, weight)
+    old = cpu.sload(state + 4)
+    if maximum > before:
+        factor = cpu.vexp(cpu.vsub(cpu.vsplat(before), shift))
+        for c in range(0, d, LANES):
+            cpu.vstore(o + 4 * c, cpu.vmul(cpu.vload(o + 4 * c), factor))
+        old = old * cpu.vtop(factor)
+    cpu.sstore(state, maximum)
+    cpu.sstore(state + 4, old + cpu.vsum(total))
+
+
+def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
+    """One query token of one sequence, all query heads of KV head `head`."""
+    d, group, shift = args[_D], args[_HQ] // args[_HK], args[_PAGE_SHIFT]
+    table = args[_TABLE] + 4 * seq * args[_PAGES]
+    length = cpu.iload(args[_LENS] + 4 * seq)
+    first = max(0, length - args[_WINDOW]) if args[_WINDOW] > 0 else 0
+    row = (cpu.iload(args[_STARTS] + 4 * seq) * args[_HQ] + head * group) * d
+    scale, cap = cpu.as_float(args[_SCALE]), cpu.as_float(args[_CAP])
+    q, o, s = scratch, scratch + 4 * group * d, scratch + 8 * group * d
+    state = s + 4 * group * BLOCK
+    buffer = state + 8 * group
+    for c in range(0, group * d, LANES):
+        cpu.vstore(q + 4 * c, cpu.vmul(cpu.vload(args[_Q] + 4 * (row + c)), cpu.vsplat(scale)))
+        cpu.vstore(o + 4 * c, cpu.vsplat(0.0))
+    for g in range(group):
+        cpu.sstore(state + 8 * g, MASKED)
+        cpu.sstore(state + 8 * g + 4, 0.0)
+    direct = args[_FORMAT] == 0 and shift >= 2
+    page_bytes = 4 * (d << shift)
+    start = first - (first & (BLOCK - 1))
+    while start < length:
+        count = min(BLOCK, length - start)
+        begin = max(0, first - start) & -4
+        for part in range(2):
+            if direct:
+                j = begin
+                while j < count:
+                    key = start + j
+                    offset = key & ((1 << shift) - 1)
+                    take = min((1 << shift) - offset, count - j)
+                    page = cpu.iload(table + 4 * (key >> shift))
+                    place = args[_KV] + ((page * 2 + part) * args[_HK] + head) * page_bytes + 4 * offset * d
+                    if part == 0:
+                        score_rows(q, group, place, take, d, s + 4 * j)
+                    else:
+                        value_rows(s + 4 * j, group, place, take, d, o)
+                    j += take
+            else:
+                fetch_block(args, table, head, start + begin, count - begin, part, buffer)
+                if part == 0:
+                    score_rows(q, group, buffer, count - begin, d, s + 4 * begin)
+                else:
+                    value_rows(s + 4 * begin, group, buffer, count - begin, d, o)
+            if part == 0:
+                for g in range(group):
+                    softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
+        start += BLOCK
+    for g in range(group):
+        factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * g + 4))
+        for c in range(0, d, LANES):
+            value = cpu.vmul(cpu.vload(o + 4 * (g * d + c)), factor)
+            cpu.vstore(args[_OUT] + 4 * (row + g * d + c), value)
+
+
+def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> None:
+    """Tile `tile` of the query tokens of one sequence, all query heads of KV head `head`; rows are (token, head)."""
+    d, heads, group = args[_D], args[_HQ], args[_HQ] // args[_HK]
+    table = args[_TABLE] + 4 * seq * args[_PAGES]
+    length = cpu.iload(args[_LENS] + 4 * seq)
+    query, end = cpu.iload(args[_STARTS] + 4 * seq), cpu.iload(args[_STARTS] + 4 * seq + 4)
+    position = length - (end - query) + tile * args[_TILE_TOKENS]  # of the tile's first token
+    tokens = min(args[_TILE_TOKENS], end - query - tile * args[_TILE_TOKENS])
+    query += tile * args[_TILE_TOKENS]
+    rows = tokens * group
+    padded = (rows + ROWS - 1) // ROWS * ROWS
+    window, scale, cap = args[_WINDOW], cpu.as_float(args[_SCALE]), cpu.as_float(args[_CAP])
+    q, o, s = scratch, scratch + 4 * padded * d, scratch + 8 * padded * d
+    state = s + 4 * padded * BLOCK
+    k = state + 8 * padded
+    kt = k + 4 * BLOCK * d
+    for r in range(padded):
+        source = args[_Q] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
+        for c in range(0, d, LANES):
+            if r < rows:
+                cpu.vstore(q + 4 * (r * d + c), cpu.vmul(cpu.vload(source + 4 * c), cpu.vsplat(scale)))
+            else:
+                cpu.vstore(q + 4 * (r * d + c), cpu.vsplat(0.0))
+            cpu.vstore(o + 4 * (r * d + c), cpu.vsplat(0.0))
+        cpu.sstore(state + 8 * r, MASKED)
+        cpu.sstore(state + 8 * r + 4, 0.0)
+    start = max(0, position - window + 1) & -BLOCK if window > 0 else 0
+    while start < position + tokens:
+        count = min(BLOCK, position + tokens - start)
+        fetch_block(args, table, head, start, count, 0, k)
+        for j in range(0, count, LANES):  # rows beyond count are stale memory; their scores are masked below
+            for c in range(0, d, LANES):
+                cpu.transpose(k + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
+        for r in range(0, padded, ROWS):
+            for j in range(0, count, VECTORS * LANES):
+                cpu.outer_tile(
+                    ROWS, VECTORS, q + 4 * r * d, 4 * d, kt + 4 * j, 4 * BLOCK, s + 4 * (r * BLOCK + j), 4 * BLOCK, d, 0
+                )
+        for r in range(rows):
+            here = position + r // group
+            low = here - window + 1 - start if window > 0 else 0
+            softmax_row(s + 4 * r * BLOCK, low, here + 1 - start, count, cap, state + 8 * r, o + 4 * r * d, d)
+        fetch_block(args, table, head, start, count, 1, k)
+        for c in range(0, d - (VECTORS * LANES - 1), VECTORS * LANES):
+            for r in range(0, padded, ROWS):
+                cpu.outer_tile(
+                    ROWS, VECTORS, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1
+                )
+        for c in range(d // (VECTORS * LANES) * (VECTORS * LANES), d, LANES):
+            for r in range(0, padded, ROWS):
+                cpu.outer_tile(ROWS, 1, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1)
+        start += BLOCK
+    for r in range(rows):
+        factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * r + 4))
+        target = args[_OUT] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
+        for c in range(0, d, LANES):
+            cpu.vstore(target + 4 * c, cpu.vmul(cpu.vload(o + 4 * (r * d + c)), factor))
+
+
+def _attention_kernel(args: Any) -> None:
+    scratch = args[_SCRATCH] + cpu.take(args, _TICKET) * args[_SCRATCH_SIZE]
+    heads, tile_tokens = args[_HK], args[_TILE_TOKENS]
+    item = cpu.take(args, 0)
+    base = 0
+    for seq in range(args[_SEQS]):
+        tokens = cpu.iload(args[_STARTS] + 4 * seq + 4) - cpu.iload(args[_STARTS] + 4 * seq)
+        tiles = (tokens + tile_tokens - 1) // tile_tokens
+        while item < base + tiles * heads:
+            place = item - base
+            if tokens == 1:
+                decode_item(args, seq, place, scratch)
+            else:
+                prefill_item(args, seq, place % heads, tiles - 1 - place // heads, scratch)
+            item = cpu.take(args, 0)
+        base += tiles * heads
+
+
+def _write_kernel(args: Any) -> None:
+    """Copy rows of k and v to their slots; args: k, v, kv, slots, tokens, heads, d, page shift, tokens a piece."""
+    k, v, kv, slots, tokens, heads, d, shift, piece = (
+        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9],
+    )  # fmt: skip
+    while True:
+        start = cpu.take(args, 0) * piece
+        if start >= tokens:
+            break
+        for t in range(start, min(start + piece, tokens)):
+            slot = cpu.iload64(slots + 8 * t)
+            if slot < 0:
+                continue
+            page, offset = slot >> shift, slot & ((1 << shift) - 1)
+            for h in range(heads):
+                source = 4 * (t * heads + h) * d
+                target = kv + 4 * ((((page * 2) * heads + h) << shift) + offset) * d
+                values = target + 4 * ((heads << shift) * d)
+                for c in range(0, d, LANES):
+                    cpu.vstore(target + 4 * c, cpu.vload(k + source + 4 * c))
+                    cpu.vstore(values + 4 * c, cpu.vload(v + source + 4 * c))
+
+
+def load() -> None:
+    """Compile or load both kernels (about 5 s the first time ever, then 0.1 s)."""
+    global LANES, ROWS, VECTORS, _attention, _write
+    global fetch_block, score_rows, value_rows, softmax_row, decode_item, prefill_item
+    if _attention is not None:
+        return
+    cpu.load()
+    LANES, ROWS, VECTORS = cpu.LANES, cpu.OUTER_ROWS, cpu.OUTER_VECTORS
+    fetch_block, score_rows, value_rows = cpu.inner(_fetch_block), cpu.inner(_score_rows), cpu.inner(_value_rows)
+    softmax_row = cpu.inner(_softmax_row)
+    decode_item, prefill_item = cpu.inner(_decode_item), cpu.inner(_prefill_item)
+    _write = cpu.compile_kernel(_write_kernel)
+    _attention = cpu.compile_kernel(_attention_kernel)
+
+
+def unsupported(kv: torch.Tensor, num_query_heads: int) -> list[str]:
+    """Why `paged_attention` cannot work on this cache and number of query heads; empty when it can."""
+    _, _, heads, page_size, head_size = kv.shape
+    reasons = []
+    if kv.dtype not in _FORMATS:
+        reasons.append(f"cache dtype {kv.dtype} is not float32, bfloat16 or float16")
+    if head_size % HEAD_ALIGNMENT:
+        reasons.append(f"head size {head_size} is not a multiple of {HEAD_ALIGNMENT}")
+    if page_size & (page_size - 1):
+        reasons.append(f"page size {page_size} is not a power of two")
+    if num_query_heads % heads:
+        reasons.append(f"{num_query_heads} query heads are not a multiple of {heads} KV heads")
+    if not kv.is_contiguous() or kv.device.type != "cpu":
+        reasons.append("the cache is not a contiguous CPU tensor")
+    return reasons
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+    out: torch.Tensor,
+) -> None:
+    """Causal attention of each sequence's last tokens over its paged keys and values, into `out`.
+
+    q, out: float32 [tokens, query heads, head size]; kv: [pages, 2, KV heads, page size, head size] in float32, bfloat16
+    or float16; block_table: int32 [sequences, max pages]; query_start_loc: int32 [sequences + 1], rows of q;
+    seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv) included. A key is seen by
+    the queries at its position and later, with sliding_window > 0 only by those less than sliding_window after it;
+    soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap). Sequences may have no query token.
+    Relative error against float64 is below 1e-5 for a float32 cache. ValueError names what is unsupported.
+    """
+    heads, page_size, d = kv.shape[2], kv.shape[3], kv.shape[4]
+    query_heads = q.shape[1]
+    if _attention is None:
+        load()
+    if d % HEAD_ALIGNMENT or page_size & (page_size - 1) or query_heads % heads or kv.dtype not in _FORMATS:
+        raise ValueError("; ".join(unsupported(kv, query_heads)))
+    if q.dtype is not torch.float32 or not (q.is_contiguous() and out.is_contiguous() and block_table.is_contiguous()):
+        raise ValueError("q must be float32, and q, out and block_table contiguous")
+    group = query_heads // heads
+    tile_tokens = max(1, TILE // group)
+    rows = max(TILE, group) + ROWS
+    size = (4 * (2 * rows * d + rows * BLOCK + 2 * rows + 2 * BLOCK * d) + 127) & -64
+    threads = torch.get_num_threads()
+    cpu.launch(
+        _attention, threads,
+        q.data_ptr(), kv.data_ptr(), block_table.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
+        out.data_ptr(), cpu.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1], query_heads, heads, d,
+        page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window, cpu.float_bits(soft_cap), cpu.float_bits(scale),
+        tile_tokens, size,
+    )  # fmt: skip
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write k and v [tokens, KV heads, head size] to their slots of kv [pages, 2, KV heads, page size, head size].
+
+    slot_mapping: int64 [tokens], page * page size + offset; a negative slot is skipped. A float32 cache takes the kernel,
+    other dtypes an indexed assignment of torch.
+    """
+    _, _, heads, page_size, d = kv.shape
+    if kv.dtype is torch.float32 and k.dtype is torch.float32 and d % HEAD_ALIGNMENT == 0 and kv.is_contiguous():
+        if _write is None:
+            load()
+        if not page_size & (page_size - 1):
+            k, v = k.contiguous(), v.contiguous()
+            tokens = k.shape[0]
+            cpu.launch(
+                _write, torch.get_num_threads() if tokens >= 128 else 1, k.data_ptr(), v.data_ptr(), kv.data_ptr(),
+                slot_mapping.data_ptr(), tokens, heads, d, page_size.bit_length() - 1, 32,
+            )  # fmt: skip
+            return
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    pages, offsets = slots // page_size, slots % page_size
+    kv[pages, 0, :, offsets] = k[kept].to(kv.dtype)
+    kv[pages, 1, :, offsets] = v[kept].to(kv.dtype)

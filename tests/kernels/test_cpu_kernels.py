@@ -1,0 +1,205 @@
+"""The CPU kernels against plain torch in float64 on random inputs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from llmkit_attention import cpu_kernels
+from llmkit_kernels import cpu_fused, cpu_linear
+from llmkit_quantization import cpu_int4, cpu_int8
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.isfinite().all()
+    return float((actual.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("n, k", [(192, 576), (577, 1536), (3, 70), (64, 7), (1, 33)])
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 31, 64, 65])
+def test_linear(m: int, n: int, k: int) -> None:
+    torch.manual_seed(m * n + k)
+    x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    expected = x.double() @ weight.double().T
+    assert relative_error(cpu_linear.linear(x, weight), expected) < 1e-5
+    assert relative_error(cpu_linear.linear(x, weight, bias), expected + bias) < 1e-5
+    strided = torch.cat((x, x), 1)[:, :k]
+    assert torch.equal(cpu_linear.linear(strided, weight), cpu_linear.linear(x, weight))
+
+
+def test_linear_of_other_dtypes_is_torchs() -> None:
+    x, weight = torch.randn(3, 32, dtype=torch.bfloat16), torch.randn(5, 32, dtype=torch.bfloat16)
+    assert torch.equal(cpu_linear.linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_linear_does_not_depend_on_the_number_of_threads() -> None:
+    x, weight = torch.randn(5, 576), torch.randn(1536, 576)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            results.append(cpu_linear.linear(x, weight))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("method, spread", [(cpu_int4, 0.09), (cpu_int8, 0.006)])
+@pytest.mark.parametrize("n, k", [(192, 576), (577, 1536), (7, 32), (33, 70), (1, 5)])
+def test_quantization(method: object, spread: float, n: int, k: int) -> None:
+    torch.manual_seed(n + k)
+    weight = torch.randn(n, k)
+    packed = method.quantize(weight)  # type: ignore[attr-defined]
+    decoded = method.dequantize(packed)  # type: ignore[attr-defined]
+    assert packed.shape == (n, k)
+    assert float((decoded - weight).norm() / weight.norm()) < spread
+    again = method.quantize(decoded)  # type: ignore[attr-defined]
+    assert torch.equal(method.dequantize(again), decoded)  # type: ignore[attr-defined]
+    ids = torch.randint(0, n, (2, 3))
+    assert torch.equal(method.embedding(ids, packed), decoded[ids])  # type: ignore[attr-defined]
+    with pytest.raises(IndexError):
+        method.embedding(torch.tensor([n]), packed)  # type: ignore[attr-defined]
+    for m in (1, 2, 7, 64, 65):
+        x, bias = torch.randn(m, k), torch.randn(n)
+        expected = x.double() @ decoded.double().T
+        assert relative_error(method.linear(x, packed, None), expected) < 1e-5  # type: ignore[attr-defined]
+        assert relative_error(method.linear(x, packed, bias), expected + bias) < 1e-5  # type: ignore[attr-defined]
+
+
+def test_int4_keeps_a_q4_1_weight() -> None:
+    torch.manual_seed(4)
+    scales, minima = (torch.randn(50, 6).mul(0.01).half().float() for _ in range(2))
+    scales = scales.abs() + 0.001
+    codes = torch.randint(0, 16, (50, 6, 32))
+    codes[..., 3], codes[..., 30] = 0, 15  # a Q4_1 group always has both ends
+    weight = (codes * scales.half().float()[..., None] + minima[..., None]).flatten(1)
+    assert float((cpu_int4.dequantize(cpu_int4.quantize(weight)) - weight).abs().max()) < 1e-7
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33, 200])
+@pytest.mark.parametrize("dim", [64, 576, 80, 50])
+def test_norms_and_activation(tokens: int, dim: int) -> None:
+    torch.manual_seed(tokens + dim)
+    x, residual, weight = torch.randn(tokens, dim), torch.randn(tokens, dim), torch.randn(dim)
+
+    def norm(value: torch.Tensor) -> torch.Tensor:
+        return value / (value.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+
+    assert relative_error(cpu_fused.rms_norm(x, weight, 1e-5), norm(x.double())) < 1e-6
+    normed, total = cpu_fused.fused_add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert relative_error(normed, norm(total.double())) < 1e-6
+    gate_up = torch.randn(tokens, 2 * dim) * 20
+    gate, up = gate_up.double().chunk(2, -1)
+    assert relative_error(cpu_fused.silu_and_mul(gate_up), torch.nn.functional.silu(gate) * up) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 130])
+@pytest.mark.parametrize("head_size", [64, 80, 6])
+def test_rotary(tokens: int, head_size: int) -> None:
+    torch.manual_seed(tokens + head_size)
+    angles = torch.randn(300, head_size // 2, dtype=torch.float64)
+    cache = torch.cat((angles.cos(), angles.sin()), 1).float()
+    positions = torch.randint(0, 300, (tokens,))
+    q, k = torch.randn(tokens, 9 * head_size), torch.randn(tokens, 3 * head_size)
+    expected = []
+    for x in (q, k):
+        first, second = x.double().unflatten(1, (-1, head_size)).chunk(2, -1)
+        cosine, sine = cache.double()[positions][:, None].chunk(2, -1)
+        expected.append(torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1).flatten(1))
+    wide = torch.cat((q, k), 1)
+    cpu_fused.rotary(positions, q, k, cache, head_size)
+    assert relative_error(q, expected[0]) < 1e-6 and relative_error(k, expected[1]) < 1e-6
+    views = wide[:, : q.shape[1]], wide[:, q.shape[1] :]
+    cpu_fused.rotary(positions, *views, cache, head_size)
+    assert relative_error(views[0], expected[0]) < 1e-6 and relative_error(views[1], expected[1]) < 1e-6
+
+
+def paged_batch(queries: list[int], lengths: list[int], page_size: int) -> dict[str, torch.Tensor]:
+    """Block tables with pages in random order, and the slots of this step's tokens."""
+    counts = [-(-length // page_size) for length in lengths]
+    pages = torch.randperm(sum(counts) + 2, dtype=torch.int32)
+    table = torch.zeros(len(lengths), max(counts) + 1, dtype=torch.int32)
+    for row, part in zip(table, pages.split([*counts, 2]), strict=False):
+        row[: len(part)] = part
+    slots = [
+        int(row[p // page_size]) * page_size + p % page_size
+        for row, count, length in zip(table, queries, lengths, strict=True)
+        for p in range(length - count, length)
+    ]
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    return {"table": table, "starts": starts, "lens": torch.tensor(lengths).int(), "slots": torch.tensor(slots)}
+
+
+def reference_attention(
+    q: torch.Tensor, kv: torch.Tensor, batch: dict[str, torch.Tensor], scale: float, window: int, cap: float
+) -> torch.Tensor:
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for i, length in enumerate(batch["lens"].tolist()):
+        a, b = batch["starts"][i : i + 2].tolist()
+        pages = batch["table"][i, : -(-length // kv.shape[3])].long()
+        keys, values = (
+            kv[pages, part].transpose(0, 1).flatten(1, 2)[:, :length].double().repeat_interleave(q.shape[1] // kv.shape[2], 0)
+            for part in (0, 1)
+        )
+        scores = torch.einsum("qhd,hkd->hqk", q[a:b].double(), keys) * scale
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        at, key = torch.arange(length - (b - a), length)[:, None], torch.arange(length)[None]
+        seen = (key <= at) & (key > at - window if window else key >= 0)
+        out[a:b] = torch.einsum("hqk,hkd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
+    return out
+
+
+@pytest.mark.parametrize("heads, group", [(3, 3), (2, 1), (2, 4), (1, 8), (1, 7)])
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+@pytest.mark.parametrize("page_size", [16, 1, 4, 128])
+@pytest.mark.parametrize("window, cap", [(0, 0.0), (37, 0.0), (0, 20.0), (5, 3.0)])
+def test_paged_attention(heads: int, group: int, head_size: int, page_size: int, window: int, cap: float) -> None:
+    torch.manual_seed(heads * group + head_size + page_size + window)
+    batch = paged_batch([1, 1, 50, 1, 7, 130, 0, 1], [1, 300, 50, 77, 100, 200, 10, 64], page_size)
+    tokens = int(batch["starts"][-1])
+    kv = torch.randn(int(batch["table"].max()) + 3, 2, heads, page_size, head_size)
+    q, out = torch.randn(tokens, heads * group, head_size), torch.full((tokens, heads * group, head_size), torch.nan)
+    scale = head_size**-0.5
+    expected = reference_attention(q, kv, batch, scale, window, cap)
+    cpu_kernels.paged_attention(q, kv, batch["table"], batch["starts"], batch["lens"], scale, window, cap, out)
+    assert relative_error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [16, 1])
+def test_write_then_attend(dtype: torch.dtype, page_size: int) -> None:
+    torch.manual_seed(page_size)
+    batch = paged_batch([1, 40, 1], [33, 90, 1], page_size)
+    tokens = int(batch["starts"][-1])
+    kv = torch.randn(int(batch["table"].max()) + 3, 2, 3, page_size, 64).to(dtype)
+    k, v, q = (torch.randn(tokens, heads, 64) for heads in (3, 3, 9))
+    slots = batch["slots"].clone()
+    slots[4] = -1
+    wanted = kv.clone()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            wanted[slot // page_size, 0, :, slot % page_size] = k[row].to(dtype)
+            wanted[slot // page_size, 1, :, slot % page_size] = v[row].to(dtype)
+    cpu_kernels.write_kv(k, v, kv, slots)
+    assert torch.equal(kv, wanted)
+    out = torch.empty_like(q)
+    cpu_kernels.paged_attention(q, kv, batch["table"], batch["starts"], batch["lens"], 0.125, 0, 0.0, out)
+    assert relative_error(out, reference_attention(q, kv, batch, 0.125, 0, 0.0)) < 1e-5
+
+
+def test_attention_refuses_what_it_cannot_do() -> None:
+    batch = paged_batch([1], [5], 3)
+    q, kv = torch.randn(1, 4, 24), torch.randn(9, 2, 3, 3, 24)
+    with pytest.raises(ValueError, match="head size 24.*page size 3.*4 query heads"):
+        cpu_kernels.paged_attention(q, kv, batch["table"], batch["starts"], batch["lens"], 1.0, 0, 0.0, q.clone())
+
+
+def test_import_does_not_import_numba() -> None:
+    code = "import sys, llmkit_attention.cpu_kernels, llmkit_kernels.cpu_fused, llmkit_quantization.cpu_int4; print('numba' in sys.modules)"
+    paths = f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; "
+    done = subprocess.run([sys.executable, "-c", paths + code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
