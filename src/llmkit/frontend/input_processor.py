@@ -1,0 +1,237 @@
+"""A prompt and its parameters to a request that the engine can run. Everything that can be checked is checked here:
+what passes does not fail later for a reason that was visible at the door."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from llmkit.errors import InvalidRequestError
+from llmkit.frontend.chat_template import ChatTemplate, missing_template
+from llmkit.frontend.prompts import ParsedPrompt, RequestOptions, parse_prompt, refused
+from llmkit.frontend.tokenizer import Tokenizer
+from llmkit.requests.message import EngineRequest
+from llmkit.requests.sampling_params import SamplingParams
+
+MAX_REQUEST_ID_CHARS = 256
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the checks need to know of the model and the engine, in tokens. eos_token_ids end every answer."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = 20
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request for the engine, and what its outputs will show: the user's id for it and the prompt's text."""
+
+    engine_request: EngineRequest
+    request_id: str
+    prompt: str | None
+
+
+class InputProcessor:
+    """Prepares requests for one model. Holds no state per request; thread-safe.
+
+    tokenizer: None if the model has none: then prompts are token ids, and stop strings and bad words are refused.
+    chat_template: None if the model has none: then chats are refused.
+    """
+
+    def __init__(self, limits: ModelLimits, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._numbers = itertools.count()
+
+    def prepare(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        *,
+        chat_arguments: Mapping[str, Any] | None = None,
+    ) -> PreparedRequest:
+        """`prompt`: text, token ids or a mapping (see `prompts.Prompt`). `chat_arguments`: keyword arguments of
+        `ChatTemplate.render` for a prompt with messages.
+
+        A max_tokens beyond the room that the prompt leaves is clipped to it. A missing seed is drawn from the
+        operating system's entropy. Raises InvalidRequestError naming the field.
+        """
+        options = options or RequestOptions()
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}.", param="sampling_params"
+            )
+        self._check_params(params)
+        parsed = parse_prompt(prompt)
+        text, token_ids = self._tokenise(parsed, options, chat_arguments or {})
+        token_ids = self._truncate(token_ids, options.truncate_prompt_tokens, params)
+        max_tokens = self._room(token_ids, params)
+        request_id, internal_id = self._ids(options.request_id)
+        eos = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        request = EngineRequest(
+            request_id=internal_id,
+            prompt_token_ids=token_ids,
+            sampling_params=self._resolved(params),
+            max_tokens=max_tokens,
+            stop_token_ids=eos | frozenset(params.stop_ids),
+            eos_token_ids=eos,
+            bad_words_ids=self.bad_words_ids(params.bad_word_strings),
+            arrival_time=time.monotonic(),
+            priority=_checked_priority(options.priority),
+            user=_checked_text(options.user, "user"),
+            cache_salt=_checked_text(parsed.cache_salt or options.cache_salt, "cache_salt"),
+        )
+        return PreparedRequest(request, request_id, text)
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """A seed where there is none, and the vocabulary's size for -1 log-probabilities."""
+        changes: dict[str, Any] = {}
+        if params.seed is None:
+            changes["seed"] = secrets.randbits(63)
+        for field in ("logprobs", "prompt_logprobs"):
+            if getattr(params, field) == -1:
+                changes[field] = self.limits.vocab_size
+        return msgspec.structs.replace(params, **changes) if changes else params
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for field in ("logprobs", "prompt_logprobs"):
+            self._check_logprobs(field, getattr(params, field))
+        self._check_vocabulary("logit_bias", params.logit_bias or ())
+        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_vocabulary("stop_token_ids", params.stop_ids)
+        if params.constraint is not None:
+            raise InvalidRequestError(
+                "structured_outputs cannot be used: this engine has no grammar plugin.", param="structured_outputs"
+            )
+        if self.tokenizer is None:
+            for field in ("stop", "bad_words"):
+                if getattr(params, field):
+                    raise InvalidRequestError(f"{field} needs a tokenizer, and this model has none.", param=field)
+
+    def _check_logprobs(self, field: str, asked: int | None) -> None:
+        if asked is None:
+            return
+        number = self.limits.vocab_size if asked == -1 else asked
+        if number > self.limits.max_logprobs:
+            what = f"-1 (the whole vocabulary of {number})" if asked == -1 else str(number)
+            raise InvalidRequestError(
+                f"{field} must be at most {self.limits.max_logprobs}, got {what}.",
+                param=field,
+                hint="execution.max_logprobs (--max-logprobs) raises the limit.",
+            )
+        if number > self.limits.vocab_size:
+            raise InvalidRequestError(
+                f"{field} must be at most the vocabulary of {self.limits.vocab_size}, got {number}.", param=field
+            )
+
+    def _check_vocabulary(self, field: str, token_ids: Iterable[int]) -> None:
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.limits.vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequestError(
+                f"{field} holds token id {wrong}; the model's ids are 0 to {self.limits.vocab_size - 1}.", param=field
+            )
+
+    def _tokenise(
+        self, parsed: ParsedPrompt, options: RequestOptions, chat_arguments: Mapping[str, Any]
+    ) -> tuple[str | None, list[int]]:
+        if parsed.token_ids is not None:
+            if not parsed.token_ids:
+                raise refused("the prompt is empty: it needs at least one token.")
+            self._check_vocabulary("prompt", parsed.token_ids)
+            return parsed.text, parsed.token_ids
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise refused("the model has no tokenizer: pass the prompt as token ids.")
+        if parsed.messages is not None:
+            if self.chat_template is None:
+                raise missing_template()
+            text = self.chat_template.render(parsed.messages, **chat_arguments)
+            token_ids = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            text = parsed.text or ""
+            if not text:
+                raise refused("the prompt is empty.")
+            token_ids = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+        if not token_ids:
+            raise refused("the prompt has no tokens: the model's vocabulary holds none of its characters.")
+        self._check_vocabulary("prompt", token_ids)
+        return text, token_ids
+
+    def _truncate(self, token_ids: list[int], limit: int | None, params: SamplingParams) -> list[int]:
+        if limit is None:
+            return token_ids
+        longest = self._longest_prompt(params)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not (limit == -1 or 1 <= limit <= longest):
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 or an integer from 1 to {longest}, got {limit!r}.",
+                param="truncate_prompt_tokens",
+            )
+        return token_ids[-(longest if limit == -1 else limit) :]
+
+    def _longest_prompt(self, params: SamplingParams) -> int:
+        return self.limits.max_model_len - (0 if params.max_tokens == 0 else 1)
+
+    def _room(self, token_ids: list[int], params: SamplingParams) -> int:
+        """How many tokens may be generated: as asked, at most what the context has left."""
+        length, limit = len(token_ids), self.limits.max_model_len
+        if length > limit:
+            raise refused(f"the prompt has {length} tokens; the longest sequence is {limit} (max_model_len).")
+        if length > self._longest_prompt(params):
+            raise refused(
+                f"the prompt has {length} tokens and at least 1 is to be generated; together they exceed the longest "
+                f"sequence of {limit} (max_model_len)."
+            )
+        room = limit - length
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def bad_words_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that must not appear: every word as it stands and, unless it begins with a space,
+        with one before it, whatever the number of tokens. Words that the vocabulary cannot write ban nothing."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return ()
+        forms = [form for word in words for form in ((word,) if word[0].isspace() else (word, " " + word))]
+        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        size = self.limits.vocab_size
+        return tuple(dict.fromkeys(ids for ids in sequences if ids and max(ids) < size))
+
+    def _ids(self, request_id: str | None) -> tuple[str, str]:
+        """The user's id and the engine's. The latter is unique whatever users choose, so that equal ids cannot
+        mix up answers, and an abort never hits a later request of the same name."""
+        number = next(self._numbers)
+        if request_id is None:
+            return f"request-{number}", f"request-{number}"
+        if not isinstance(request_id, str) or not request_id or not request_id.isprintable():
+            raise InvalidRequestError(
+                "request_id must be a text of printable characters, not empty.", param="request_id"
+            )
+        if len(request_id) > MAX_REQUEST_ID_CHARS:
+            raise InvalidRequestError(
+                f"request_id must have at most {MAX_REQUEST_ID_CHARS} characters, got {len(request_id)}.",
+                param="request_id",
+            )
+        return request_id, f"{request_id}#{number}"
+
+
+def _checked_priority(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
+        raise InvalidRequestError(f"priority must be a 32-bit integer, got {value!r}.", param="priority")
+    return value
+
+
+def _checked_text(value: Any, field: str) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidRequestError(f"{field} must be a text, not empty, or null.", param=field)
+    return value

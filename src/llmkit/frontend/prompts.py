@@ -1,0 +1,111 @@
+"""The forms that a prompt may come in, brought to one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmkit.errors import InvalidRequestError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a mapping with one of `prompt`, `prompt_token_ids`, `messages`, and maybe `cache_salt`."""
+
+_SOURCES = ("prompt", "prompt_token_ids", "messages")
+_KEYS = (*_SOURCES, "cache_salt")
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a request may carry besides its prompt and sampling parameters.
+
+    request_id: name of the request in its outputs; one is made up if None. Need not be unique.
+    priority: lower is sooner (for schedulers that look at it). user: key for fairness between users.
+    cache_salt: the prefix cache is shared only among requests with the same salt.
+    truncate_prompt_tokens: keep only that many tokens, the last ones; -1: as many as the context takes.
+    add_special_tokens: whether the tokenizer adds its own to a text prompt (BOS); chats never get them twice.
+    """
+
+    request_id: str | None = None
+    priority: int = 0
+    user: str | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True)
+class ParsedPrompt:
+    """One prompt; exactly one of text, token_ids and messages is set."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: Sequence[Message] | None = None
+    cache_salt: str | None = None
+
+
+def refused(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="prompt")
+
+
+def is_one_prompt(prompts: Any) -> bool:
+    """Whether `prompts` is a single prompt, not several."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_integer(prompts[0])
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether `prompt` is one chat: a list of messages."""
+    if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def parse_prompt(prompt: Any) -> ParsedPrompt:
+    """One prompt in its one form. Raises InvalidRequestError (param "prompt") for anything else."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(text=prompt)
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt)
+    if isinstance(prompt, (bytes, bytearray)) or not hasattr(prompt, "__iter__"):
+        raise refused(f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}.")
+    return ParsedPrompt(token_ids=_token_ids(prompt))
+
+
+def _from_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
+    unknown = [str(key) for key in prompt if key not in _KEYS]
+    if unknown:
+        raise refused(f"a prompt has no key {', '.join(unknown)}; known: {', '.join(_KEYS)}.")
+    # A text may stand beside its token ids, as a reminder of where they came from; the ids count.
+    given = [key for key in _SOURCES if prompt.get(key) is not None]
+    if given == ["prompt", "prompt_token_ids"]:
+        given = ["prompt_token_ids"]
+    if len(given) != 1:
+        raise refused(f"a prompt needs exactly one of {', '.join(_SOURCES)}; got {', '.join(given) or 'none'}.")
+    salt = prompt.get("cache_salt")
+    if given == ["messages"]:
+        return ParsedPrompt(messages=prompt["messages"], cache_salt=salt)
+    text = prompt.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise refused(f"prompt must be text, got {type(text).__name__}.")
+    ids = _token_ids(prompt["prompt_token_ids"]) if given == ["prompt_token_ids"] else None
+    return ParsedPrompt(text=text, token_ids=ids, cache_salt=salt)
+
+
+def _token_ids(values: Any) -> list[int]:
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise refused(f"token ids must be a list of integers, got {type(values).__name__}.")
+    ids = list(values)
+    if all(type(token_id) is int for token_id in ids):
+        return ids
+    wrong = next((token_id for token_id in ids if not _is_integer(token_id)), None)
+    if wrong is not None:
+        raise refused(f"token ids must be integers, got {type(wrong).__name__}.")
+    return [operator.index(token_id) for token_id in ids]
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__")
