@@ -25,7 +25,8 @@ class KVSpec:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers that share one block table because they keep the same tokens. `layers` are attention-layer indices."""
+    """Layers that share one block table because they keep the same tokens. `layers` are attention-layer
+    indices."""
 
     spec: KVSpec
     layers: tuple[int, ...]
@@ -35,11 +36,11 @@ class KVGroup:
 class KVCacheLayout:
     """The whole cache.
 
-    All groups draw from one pool of `num_blocks` blocks of `block_size` tokens; block 0 is never handed out (the
-    null block, for positions that a sliding window has left behind). There are `num_tensors` tensors, each of
-    num_blocks * block_size tokens; the i-th layer of every group uses tensor i, so a block id means the same
-    storage in every group and is owned by one group at a time.
-    page_size: the kernel's page in tokens; block_size is a multiple of it.
+    All groups draw from one pool of `num_blocks` blocks of `block_size` tokens; block 0 is never handed out
+    (the null block, for positions that a sliding window has left behind). There are `num_tensors` tensors,
+    each of num_blocks * block_size tokens; the i-th layer of every group uses tensor i, so a block id means
+    the same storage in every group and is owned by one group at a time. page_size: the kernel's page in
+    tokens; block_size is a multiple of it.
     """
 
     groups: tuple[KVGroup, ...]
@@ -75,8 +76,8 @@ class KVCacheLayout:
 def group_layers(specs: dict[int, KVSpec]) -> tuple[KVGroup, ...]:
     """Group attention layers by what they keep.
 
-    With one kind of layer: one group. With full and sliding-window layers: every kind is cut into groups of the
-    size of the rarest kind, so that all groups have (nearly) as many layers as there are tensors and any
+    With one kind of layer: one group. With full and sliding-window layers: every kind is cut into groups of
+    the size of the rarest kind, so that all groups have (nearly) as many layers as there are tensors and any
     block can serve any group. All specs must have the same bytes per token; raises ValueError otherwise.
     """
     kinds: dict[KVSpec, list[int]] = {}

@@ -1,0 +1,25 @@
+"""Numbers about the KV cache for logs and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStats:
+    """A snapshot; the counters run from the start of the manager.
+
+    num_blocks: usable blocks. num_free: of these, not held by a sequence. num_cached: findable blocks, held
+    or not. usage: share of the usable blocks that is held, 0..1. prefix_queries: sequences whose prefix was
+    looked up at their first admission; prefix_query_tokens, prefix_hit_tokens: their tokens, and those found.
+    num_evictions: cached blocks that were reused.
+    """
+
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    usage: float
+    prefix_queries: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    num_evictions: int
