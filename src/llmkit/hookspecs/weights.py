@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 class WeightsFormat(ABC):
-    """Reads one format. Nothing is unpickled and no code from the model is run."""
+    """Reads one format. Nothing is unpickled and no code from the model is run.
+
+    `needs_files = False`: the format can make a model of configuration keys alone (`model.overrides`), without a path.
+    """
+
+    needs_files: bool = True
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -52,8 +57,9 @@ class WeightsFormat(ABC):
 
 
 @hookspec(firstresult=True)
-def llmkit_weights(options: BaseModel | None) -> WeightsFormat:  # type: ignore[empty-body]
-    """Build the reader. `options` is an instance of `info.options`, validated; None if there is none.
+def llmkit_weights(options: BaseModel | None, seed: int) -> WeightsFormat:  # type: ignore[empty-body]
+    """Build the reader. `options` is an instance of `info.options`, validated; None if there is none. `seed` is
+    `model.seed`, for formats that make weights up.
 
     .. versionadded:: 0.1
     """
