@@ -26,16 +26,16 @@ from llmkit.config.sections import (
 class EngineConfig(Section):
     """Everything that decides how an engine is built. Immutable; `model_copy(update=...)` makes a changed one."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
-    attention: AttentionConfig = Field(default_factory=AttentionConfig)
-    kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig)
-    connector: ConnectorConfig = Field(default_factory=ConnectorConfig)
-    structured: StructuredConfig = Field(default_factory=StructuredConfig)
-    execution: ExecutionConfig = Field(default_factory=ExecutionConfig)
-    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    observability: ObservabilityConfig = Field(default_factory=ObservabilityConfig)
-    plugins: PluginsConfig = Field(default_factory=PluginsConfig)
+    model: ModelConfig = ModelConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    attention: AttentionConfig = AttentionConfig()
+    kv_cache: KVCacheConfig = KVCacheConfig()
+    connector: ConnectorConfig = ConnectorConfig()
+    structured: StructuredConfig = StructuredConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    plugins: PluginsConfig = PluginsConfig()
     extensions: tuple[str, ...] = Field((), description="Observers of the engine to activate, by plugin name.")
 
     @model_validator(mode="after")
@@ -98,5 +98,6 @@ def _model_contradictions(config: EngineConfig) -> Iterator[Contradiction]:
     for name in ("tokenizer", "chat_template"):
         if getattr(config.model, name) is not None:
             yield Contradiction(
-                (f"model.{name}", "model.skip_tokenizer"), f"{name} is set, but skip_tokenizer says to load no tokenizer"
+                (f"model.{name}", "model.skip_tokenizer"),
+                f"{name} is set, but skip_tokenizer says to load no tokenizer",
             )

@@ -29,22 +29,29 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model, and how its weights are held."""
 
-    model: str = Field("", description="Folder, GGUF file, or name in the llmkit cache (`llmkit models list`).")
-    tokenizer: str | None = Field(None, description="Folder or file to take the tokenizer from; default: the model.")
-    skip_tokenizer: bool = Field(False, description="Load no tokenizer: only token ids in and out.")
-    load_format: PluginChoice = Field("auto", description="Weights plugin; auto: by what the files are.")
+    model: str = Field(default="", description="Folder, GGUF file, or name in the llmkit cache (`llmkit models list`).")
+    tokenizer: str | None = Field(
+        default=None, description="Folder or file to take the tokenizer from; default: the model."
+    )
+    skip_tokenizer: bool = Field(default=False, description="Load no tokenizer: only token ids in and out.")
+    load_format: PluginChoice = Field(default="auto", description="Weights plugin; auto: by what the files are.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
+        default="auto",
         description="Type of weights and activations. auto: the checkpoint's, but float32 on a processor without "
         "fast bfloat16.",
     )
-    quantization: PluginChoice = Field("none", description="Quantization plugin for the weights of linear layers.")
-    max_model_len: int | None = Field(
-        None, ge=1, description="Longest sequence, prompt and output, in tokens; default: what the model allows."
+    quantization: PluginChoice = Field(
+        default="none", description="Quantization plugin for the weights of linear layers."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of dummy weights and of requests without a seed.")
-    generation_config: bool = Field(True, description="Take sampling defaults from generation_config.json.")
-    chat_template: str | None = Field(None, description="Jinja chat template, as text or as the path of a file.")
+    max_model_len: int | None = Field(
+        default=None, ge=1,
+        description="Longest sequence, prompt and output, in tokens; default: what the model allows.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of dummy weights and of requests without a seed.")
+    generation_config: bool = Field(default=True, description="Take sampling defaults from generation_config.json.")
+    chat_template: str | None = Field(
+        default=None, description="Jinja chat template, as text or as the path of a file."
+    )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description="Keys of the model's config.json to replace (for tests and experiments)."
     )
@@ -53,93 +60,104 @@ class ModelConfig(Section):
 class SchedulerConfig(Section):
     """Who runs when."""
 
-    policy: PluginChoice = Field("auto", description="Scheduling policy plugin.")
+    policy: PluginChoice = Field(default="auto", description="Scheduling policy plugin.")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Token budget of a step; default by device (CPU: 2048; GPU: 8192 or 16384)."
+        default=None, ge=1, description="Token budget of a step; default by device (CPU: 2048; GPU: 8192 or 16384)."
     )
     max_num_seqs: int | None = Field(
-        None, ge=1, le=65536, description="Most sequences that run at once; default by device (CPU: 256)."
+        default=None, ge=1, le=65536, description="Most sequences that run at once; default by device (CPU: 256)."
     )
-    enable_chunked_prefill: bool = Field(True, description="Spread a prompt over several steps when it must be.")
+    enable_chunked_prefill: bool = Field(
+        default=True, description="Spread a prompt over several steps when it must be."
+    )
     async_scheduling: bool | Literal["auto"] = Field(
-        "auto", description="Plan step n+1 while step n runs, where the executor allows it."
+        default="auto", description="Plan step n+1 while step n runs, where the executor allows it."
     )
 
 
 class AttentionConfig(Section):
     """How attention is computed."""
 
-    backend: PluginChoice = Field("auto", description="Attention plugin.")
+    backend: PluginChoice = Field(default="auto", description="Attention plugin.")
 
 
 class KVCacheConfig(Section):
     """The key/value cache."""
 
     block_size: int | None = Field(
-        None, ge=1, description="Tokens per block; a multiple of the attention plugin's page. Default 16."
+        default=None, ge=1, description="Tokens per block; a multiple of the attention plugin's page. Default 16."
     )
-    num_blocks: int | None = Field(None, ge=2, description="Number of blocks; default: what the memory allows.")
-    memory_gib: float | None = Field(None, gt=0, description="Size of the cache in GiB, instead of num_blocks.")
+    num_blocks: int | None = Field(default=None, ge=2, description="Number of blocks; default: what the memory allows.")
+    memory_gib: float | None = Field(default=None, gt=0, description="Size of the cache in GiB, instead of num_blocks.")
     gpu_memory_utilization: float = Field(
-        0.92, gt=0, le=1, description="Share of the GPU's memory that the engine may use."
+        default=0.92, gt=0, le=1, description="Share of the GPU's memory that the engine may use."
     )
     cpu_memory_utilization: float = Field(
-        0.4, gt=0, le=1, description="On the CPU: share of the free memory that the cache may grow to."
+        default=0.4, gt=0, le=1, description="On the CPU: share of the free memory that the cache may grow to."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of the cached keys and values; auto: the model's."
+        default="auto", description="Type of the cached keys and values; auto: the model's."
     )
-    enable_prefix_caching: bool = Field(True, description="Reuse blocks of earlier requests with the same prefix.")
+    enable_prefix_caching: bool = Field(
+        default=True, description="Reuse blocks of earlier requests with the same prefix."
+    )
 
 
 class ConnectorConfig(Section):
     """KV transfer and offload."""
 
-    name: PluginChoice | None = Field(None, description="Connector plugin; none by default.")
+    name: PluginChoice | None = Field(default=None, description="Connector plugin; none by default.")
 
 
 class StructuredConfig(Section):
     """Structured output."""
 
-    backend: PluginChoice = Field("auto", description="Grammar plugin.")
+    backend: PluginChoice = Field(default="auto", description="Grammar plugin.")
 
 
 class ExecutionConfig(Section):
     """Where and how the model runs."""
 
-    executor: PluginChoice = Field("auto", description="Executor plugin.")
-    kernels: PluginChoice = Field("auto", description="Kernel table plugin.")
+    executor: PluginChoice = Field(default="auto", description="Executor plugin.")
+    kernels: PluginChoice = Field(default="auto", description="Kernel table plugin.")
     device: str = Field(
-        "auto",
+        default="auto",
         pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
         description='"cpu", "cuda", "cuda:1" or auto: the first GPU, else the CPU.',
     )
-    num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the processors of this process.")
-    max_logprobs: int = Field(20, ge=0, description="Most log-probabilities a request may ask for per position.")
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads; default: the processors of this process."
+    )
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Most log-probabilities a request may ask for per position."
+    )
 
 
 class ParallelConfig(Section):
     """Several devices."""
 
-    tensor_parallel_size: int = Field(1, ge=1, le=1, description="Tensor parallel size; only 1 is supported.")
+    tensor_parallel_size: int = Field(default=1, ge=1, le=1, description="Tensor parallel size; only 1 is supported.")
 
 
 class ObservabilityConfig(Section):
     """Logs and measurements."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Level of llmkit's log.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="Level of llmkit's log."
+    )
 
 
 class PluginsConfig(Section):
     """The plugin system itself."""
 
     auto: Literal["builtin", "any"] = Field(
-        "builtin", description="Whether `auto` chooses only among llmkit's own plugins, or third-party ones too."
+        default="builtin",
+        description="Whether `auto` chooses only among llmkit's own plugins, or third-party ones too.",
     )
-    safe_mode: bool = Field(False, description="Ignore every third-party distribution.")
-    strict: bool = Field(False, description="Refuse to start while any installed plugin is broken.")
+    safe_mode: bool = Field(default=False, description="Ignore every third-party distribution.")
+    strict: bool = Field(default=False, description="Refuse to start while any installed plugin is broken.")
     disable: tuple[Annotated[str, Field(pattern=r"^[^:\s]+:\S+$")], ...] = Field(
-        (), description="Plugins to leave out, each as kind:name or kind:distribution:name."
+        default=(), description="Plugins to leave out, each as kind:name or kind:distribution:name."
     )
     options: dict[str, dict[str, dict[str, Any]]] = Field(
         default_factory=dict, description="Options of plugins: kind → name → option → value."

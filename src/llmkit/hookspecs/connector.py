@@ -2,12 +2,12 @@
 another engine.
 
 A connector has two halves. The *scheduler half* lives beside the scheduler and decides: how much of a request it
-can load, what to load and store in a step, what must be kept when a request ends. The *worker half* lives beside the KV
-tensors, one in every worker, and moves bytes. The only way from the first to the second is the transfer object that
-`plan_transfers` returns, which travels with the step plan; the only way back is `TransferReport`.
+can load, what to load and store in a step, what must be kept when a request ends. The *worker half* lives beside
+the KV tensors, one in every worker, and moves bytes. The only way from the first to the second is the transfer
+object that `plan_transfers` returns, which travels with the step plan; the only way back is `TransferReport`.
 
-A block whose load failed is never attended to: the core frees it and computes the tokens again, or ends the request with
-an error, as `connector` is configured.
+A block whose load failed is never attended to: the core frees it and computes the tokens again, or ends the request
+with an error, as `connector` is configured.
 """
 
 from __future__ import annotations
