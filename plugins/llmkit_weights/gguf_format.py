@@ -1,0 +1,86 @@
+"""Weights plugin `gguf`: one GGUF file with everything in it, or a folder with one such file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmkit.errors import ModelError
+from llmkit.hookspecs import PluginInfo, hookimpl
+from llmkit.hookspecs.weights import WeightsFormat
+
+if TYPE_CHECKING:
+    import torch
+    from llmkit_weights.gguf_file import GgufFile
+    from pydantic import BaseModel
+
+    from llmkit.frontend.tokenizer import Tokenizer
+
+info = PluginInfo(summary="GGUF file: weights are dequantised, configuration and tokenizer come from its metadata")
+
+
+class GgufFormat(WeightsFormat):
+    """Keeps the header of the file that was read last, which all methods need."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[tuple[Path, int, int], GgufFile] | None = None
+
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return not (path / "config.json").is_file() and any(path.glob("*.gguf"))
+        try:
+            with path.open("rb") as stream:
+                return stream.read(4) == b"GGUF"
+        except OSError:
+            return False
+
+    def config(self, path: Path) -> dict[str, Any]:
+        from llmkit_weights.gguf_config import model_config
+
+        return model_config(self._file(path))
+
+    def generation_config(self, path: Path) -> dict[str, Any]:
+        from llmkit_weights.gguf_config import generation_config
+
+        return generation_config(self._file(path))
+
+    def tokenizer(self, path: Path) -> Tokenizer | None:
+        from llmkit_weights.gguf_tokenizer import build_tokenizer
+
+        return build_tokenizer(self._file(path))
+
+    def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        from llmkit_weights.gguf_values import read_tensors
+
+        return read_tensors(self._file(path), config)
+
+    def size_bytes(self, path: Path) -> int | None:
+        from llmkit_weights.gguf_names import is_derived
+        from llmkit_weights.gguf_values import yielded_bytes
+
+        tensors = self._file(path).tensors.values()
+        return sum(yielded_bytes(tensor) for tensor in tensors if not is_derived(tensor.name))
+
+    def _file(self, path: Path) -> GgufFile:
+        from llmkit_weights.gguf_file import GgufFile
+
+        file_path = _single_file(path) if path.is_dir() else path
+        status = file_path.stat()
+        key = (file_path, status.st_mtime_ns, status.st_size)
+        if self._opened is None or self._opened[0] != key:
+            self._opened = (key, GgufFile(file_path))
+        return self._opened[1]
+
+
+def _single_file(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ModelError(f"{folder} should hold one GGUF file, it has {names}.", hint="Name the file itself.")
+    return files[0]
+
+
+@hookimpl
+def llmkit_weights(options: BaseModel | None) -> WeightsFormat:  # noqa: ARG001
+    return GgufFormat()
