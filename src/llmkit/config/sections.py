@@ -41,7 +41,7 @@ class ModelConfig(Section):
         "fast bfloat16.",
     )
     quantization: PluginChoice = Field(
-        default="none", description="Quantization plugin for the weights of linear layers."
+        default="auto", description="Quantization plugin for the weights of linear layers."
     )
     max_model_len: int | None = Field(
         default=None, ge=1,

@@ -1,0 +1,5 @@
+"""`python -m llmkit_cli` is `llmkit`."""
+
+from llmkit_cli.main import main
+
+main()

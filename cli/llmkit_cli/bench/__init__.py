@@ -1,0 +1,1 @@
+"""What `llmkit bench` measures with: workloads, shapes, ceilings, timing."""

@@ -1,0 +1,139 @@
+"""`llmkit generate`: text for one or more prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmkit.errors import InvalidRequestError
+from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
+from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
+from llmkit_cli.signature import with_options
+
+if TYPE_CHECKING:
+    from llmkit import LLM, RequestOutput, SamplingParams
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_options(ENGINE_OPTIONS, SAMPLING_OPTIONS)
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help='Prompts; "-" reads one from standard input.')] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help="A file of prompts: one a line, or JSON lines with a key `prompt`.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user's message.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers per prompt.")] = 1,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes (one prompt).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
+    *,
+    engine: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    """Generate text for one or more prompts."""
+    if engine["dry_run"]:
+        print_dry_run(engine)
+        return
+    texts = collect_prompts(prompts or [], prompts_file)
+    if stream and (len(texts) != 1 or n != 1 or as_json):
+        raise InvalidRequestError("--stream takes one prompt, --n 1 and no --json.")
+    with open_llm(engine) as llm:
+        params = sampling_params(llm, sampling, n=n)
+        if stream:
+            stream_one(llm, texts[0], params, chat=chat or system is not None, system=system)
+            return
+        outputs = generate_all(llm, texts, params, chat=chat or system is not None, system=system)
+        failed = [output for output in outputs if any(c.finish_reason == "error" for c in output.outputs)]
+        for text, output in zip(texts, outputs, strict=True):
+            print_output(text, output, as_json=as_json, headline=len(texts) > 1 or n > 1)
+    if failed:
+        raise typer.Exit(1)
+
+
+def collect_prompts(arguments: list[str], file: Path | None) -> list[str]:
+    """Prompts from the arguments, standard input ("-", or piped with no arguments) and a file, in that order."""
+    prompts = [sys.stdin.read() if argument == "-" else argument for argument in arguments]
+    if file is not None:
+        prompts += read_prompts(file)
+    if not prompts and not sys.stdin.isatty():
+        prompts = [sys.stdin.read()]
+    if not prompts:
+        raise InvalidRequestError(
+            'No prompt was given: pass one as an argument, "-" for standard input, or --prompts-file.'
+        )
+    return prompts
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt a line; a line that is a JSON object gives its `prompt`."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The prompts file {file} cannot be read: {error}.") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if file.suffix in (".jsonl", ".json"):
+            prompts.append(prompt_of_json(line, f"{file}:{number}"))
+        else:
+            prompts.append(line)
+    return prompts
+
+
+def prompt_of_json(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(f"{where} is not JSON: {error.msg}.") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str):
+        raise InvalidRequestError(f'{where} must be a string or an object with a string under "prompt".')
+    return prompt
+
+
+def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
+    head = [{"role": "system", "content": system}] if system is not None else []
+    return [*head, {"role": "user", "content": text}]
+
+
+def stream_one(llm: LLM, text: str, params: SamplingParams, *, chat: bool, system: str | None) -> None:
+    prompt: Any = as_messages(text, system) if chat else text
+    reason = None
+    for output in llm.stream(prompt, params):
+        completion = output.outputs[0]
+        sys.stdout.write(completion.text)
+        sys.stdout.flush()
+        reason = completion.finish_reason
+    sys.stdout.write("\n")
+    if reason == "error":
+        raise typer.Exit(1)
+
+
+def generate_all(
+    llm: LLM, texts: list[str], params: SamplingParams, *, chat: bool, system: str | None
+) -> list[RequestOutput]:
+    show_progress = sys.stderr.isatty() and len(texts) > 1
+    if chat:
+        return llm.chat([as_messages(text, system) for text in texts], params, use_tqdm=show_progress)
+    return llm.generate(texts, params, use_tqdm=show_progress)
+
+
+def print_output(text: str, output: RequestOutput, *, as_json: bool, headline: bool) -> None:
+    if as_json:
+        choices = [
+            {"index": c.index, "text": c.text, "token_ids": list(c.token_ids), "finish_reason": c.finish_reason}
+            for c in output.outputs
+        ]
+        typer.echo(json.dumps({"prompt": text, "outputs": choices}, ensure_ascii=False))
+        return
+    if headline:
+        typer.secho(f"> {text}", dim=True)
+    for completion in output.outputs:
+        typer.echo(completion.text)

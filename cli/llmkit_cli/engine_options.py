@@ -1,0 +1,110 @@
+"""The flags of every command that builds an engine, made from the configuration's own table, and what they build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmkit.config.flags import Flag, all_flags
+from llmkit.config.load import LoadedConfig, load_config
+from llmkit_cli.signature import OptionGroup
+
+if TYPE_CHECKING:
+    from llmkit import LLM
+
+PANEL = "Engine: {}"
+METAVARS = {"text": "TEXT", "integer": "N", "number": "X", "list": "LIST", "table": "JSON", "boolean": "BOOL"}
+
+
+def parameter_name(flag: Flag) -> str:
+    return flag.key.replace(".", "__")
+
+
+def _option(flag: Flag) -> tuple[Any, Any]:
+    panel = PANEL.format(flag.key.partition(".")[0])
+    default = "" if flag.default in (None, "", (), {}) else f" [default: {flag.default}]"
+    text = f"{flag.description}{default}"
+    if flag.type == "boolean" and not flag.choices:
+        return Annotated[
+            bool | None,
+            typer.Option(f"{flag.name}/{flag.negative}", help=text, rich_help_panel=panel, show_default=False),
+        ], None
+    metavar = "|".join(flag.choices) if flag.choices and flag.type != "boolean" else METAVARS[flag.type]
+    return Annotated[str | None, typer.Option(flag.name, metavar=metavar, help=text, rich_help_panel=panel)], None
+
+
+def _engine_options() -> dict[str, tuple[Any, Any]]:
+    options: dict[str, tuple[Any, Any]] = {
+        "config": (
+            Annotated[
+                Path | None,
+                typer.Option(
+                    "--config", help="Settings from a TOML or YAML file.", rich_help_panel=PANEL.format("all")
+                ),
+            ],
+            None,
+        ),
+        "settings": (
+            Annotated[
+                list[str] | None,
+                typer.Option(
+                    "--set",
+                    metavar="KEY=VALUE",
+                    help="Any setting by its key, or KIND.NAME.OPTION=VALUE for a plugin's; may be repeated.",
+                    rich_help_panel=PANEL.format("all"),
+                ),
+            ],
+            None,
+        ),
+        "dry_run": (
+            Annotated[
+                bool,
+                typer.Option(
+                    "--dry-run",
+                    help="Say which plugins would be used and why, and what takes how much memory; load nothing.",
+                    rich_help_panel=PANEL.format("all"),
+                ),
+            ],
+            False,
+        ),
+    }
+    return options | {parameter_name(flag): _option(flag) for flag in all_flags() if flag.name}
+
+
+ENGINE_OPTIONS = OptionGroup("engine", _engine_options())
+
+
+def given_flags(engine: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key → value of the flags that were given on the command line."""
+    return {
+        flag.key: engine[parameter_name(flag)]
+        for flag in all_flags()
+        if flag.name and engine.get(parameter_name(flag)) is not None
+    }
+
+
+def loaded_config(engine: dict[str, Any], **more: Any) -> LoadedConfig:
+    """The configuration from the flags (`more` on top), the environment, the file and the defaults."""
+    return load_config(flags={**given_flags(engine), **more}, settings=engine["settings"] or (), file=engine["config"])
+
+
+@contextmanager
+def open_llm(engine: dict[str, Any], **more: Any) -> Iterator[LLM]:
+    """An engine for the flags, with a progress bar for its loading when a person is watching; closed afterwards."""
+    from llmkit import LLM
+
+    config = loaded_config(engine, **more).config
+    with LLM(config=config, show_progress=sys.stderr.isatty()) as llm:
+        yield llm
+
+
+def print_dry_run(engine: dict[str, Any], **more: Any) -> None:
+    """Print the plugins chosen with reasons, and the memory plan."""
+    from llmkit.engine.factory import dry_run
+
+    typer.echo(dry_run(loaded_config(engine, **more).config).describe())

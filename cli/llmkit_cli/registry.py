@@ -1,0 +1,51 @@
+"""Which subcommands there are: llmkit's own, and plugins of kind `command`. Nothing is imported before it is run."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import typer
+
+
+@dataclass(frozen=True)
+class BuiltinCommand:
+    """A subcommand of llmkit itself: the module that holds its Typer app, and the line `--help` shows."""
+
+    module: str
+    summary: str
+
+
+BUILTIN_COMMANDS: dict[str, BuiltinCommand] = {
+    "generate": BuiltinCommand("llmkit_cli.commands.generate", "Generate text for one or more prompts."),
+    "chat": BuiltinCommand("llmkit_cli.commands.chat", "Talk to a model in the terminal."),
+    "plugins": BuiltinCommand("llmkit_cli.commands.plugins", "List, inspect and check plugins."),
+    "config": BuiltinCommand("llmkit_cli.commands.config", "Show every setting and where its value comes from."),
+    "models": BuiltinCommand("llmkit_cli.commands.models", "Fetch and list models."),
+    "bench": BuiltinCommand("llmkit_cli.commands.bench", "Measure throughput, latency and start-up."),
+    "collect-env": BuiltinCommand("llmkit_cli.commands.collect_env", "Print what a bug report needs."),
+}
+
+
+def plugin_commands() -> dict[str, str]:
+    """Names of installed plugin commands → a line for the help; read from metadata, nothing is imported."""
+    from llmkit.registry import Registry
+
+    rows = Registry.discover().find("command")
+    return {row.name: f"From the package {row.distribution}." for row in rows if row.name not in BUILTIN_COMMANDS}
+
+
+def load_command(name: str) -> typer.Typer | None:
+    """The Typer app of a subcommand, None if there is no such command. Raises PluginError if a plugin is broken."""
+    builtin = BUILTIN_COMMANDS.get(name)
+    if builtin is not None:
+        app = importlib.import_module(builtin.module).app
+        assert isinstance(app, typer.Typer)
+        return app
+    if name not in plugin_commands():
+        return None
+    from llmkit.registry import Registry, detect_environment
+
+    plugin_app = Registry.discover().create("command", name, detect_environment())
+    assert isinstance(plugin_app, typer.Typer)
+    return plugin_app
