@@ -42,8 +42,8 @@ class DummyFormat(WeightsFormat):
         return load_hf_tokenizer(path)
 
     def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
-        from llmkit_weights.dummy_tensors import DummyValues
         from llmkit_weights.dummy_names import decoder_tensors
+        from llmkit_weights.dummy_tensors import DummyValues
 
         values = DummyValues(self._seed, config)
         for name, shape in decoder_tensors(config).items():

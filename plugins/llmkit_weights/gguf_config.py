@@ -6,12 +6,11 @@ import math
 from collections import Counter
 from typing import Any
 
+from llmkit.errors import ModelError
 from llmkit_weights.gguf_file import GgufFile
 
-from llmkit.errors import ModelError
-
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_DTYPES = {"F32": "float32", "F16": "float16"}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # GGUF key after "general.sampling." → generation_config.json key.
 _SAMPLING = {
     "temp": "temperature",
@@ -57,13 +56,14 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "attention_bias": name == "llama" and "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "initializer_range": 0.02,
-        "dtype": _dtype(file),
         "rope_parameters": _rope(file, read, head_dim),
     }
     window = read.get("attention.sliding_window")
     if window and name == "llama":
         # llama.cpp files Mistral under llama; only the window tells them apart.
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    if (dtype := _dtype(file)) is not None:
+        config["dtype"] = dtype
     return config | _token_ids(file)
 
 
@@ -108,10 +108,10 @@ def _vocab_size(file: GgufFile) -> int:
     return embedding.shape[0]
 
 
-def _dtype(file: GgufFile) -> str:
-    """The type that most weight matrices have; bfloat16, which has float32's range, for quantised ones."""
+def _dtype(file: GgufFile) -> str | None:
+    """The type that most weight matrices have; None if they are quantised, for then there is no original type."""
     types = Counter(tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) > 1)
-    return _DTYPES.get(types.most_common(1)[0][0], "bfloat16")
+    return _DTYPES.get(types.most_common(1)[0][0])
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:

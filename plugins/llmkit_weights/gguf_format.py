@@ -12,10 +12,10 @@ from llmkit.hookspecs.weights import WeightsFormat
 
 if TYPE_CHECKING:
     import torch
-    from llmkit_weights.gguf_file import GgufFile
     from pydantic import BaseModel
 
     from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit_weights.gguf_file import GgufFile
 
 info = PluginInfo(summary="GGUF file: weights are dequantised, configuration and tokenizer come from its metadata")
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmkit_weights.gguf_file import GgufFile
-
 from llmkit.errors import ModelError
+from llmkit_weights.gguf_file import GgufFile
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -89,7 +88,9 @@ def _byte_level_bpe(file: GgufFile, tokens: list[str]) -> tuple[Backend, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre = _pre_tokenizer(file)
-    backend = Tokenizer(models.BPE(vocab=_vocabulary(file, tokens), merges=_merges(file), ignore_merges=pre.ignore_merges))
+    backend = Tokenizer(
+        models.BPE(vocab=_vocabulary(file, tokens), merges=_merges(file), ignore_merges=pre.ignore_merges)
+    )
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre.digits else []
     if pre.split is not None:
         steps.append(pre_tokenizers.Split(Regex(pre.split), behavior="isolated"))
@@ -164,15 +165,13 @@ def _merges_by_score(vocabulary: dict[str, int], types: list[int], scores: list[
     """Every way to put a token together from two others, best-scored token first; among the splits of one token the
     order is that of the parts' ids."""
     apart = (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+    pieces = {token: token_id for token, token_id in vocabulary.items() if types[token_id] not in apart}
     ranked: list[tuple[float, int, int, str, str]] = []
-    for token, token_id in vocabulary.items():
-        if types[token_id] in apart:
-            continue
+    for token, token_id in pieces.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
-            left_id, right_id = vocabulary.get(left), vocabulary.get(right)
-            if left_id is not None and right_id is not None and types[left_id] not in apart and types[right_id] not in apart:
-                ranked.append((-scores[token_id], left_id, right_id, left, right))
+            if left in pieces and right in pieces:
+                ranked.append((-scores[token_id], pieces[left], pieces[right], left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
@@ -189,7 +188,13 @@ def _mark_added_tokens(backend: Backend, tokens: list[str], types: list[int]) ->
 
 
 def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
-    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "seperator"}
+    roles = {
+        "bos_token": "bos",
+        "eos_token": "eos",
+        "unk_token": "unknown",
+        "pad_token": "padding",
+        "sep_token": "seperator",
+    }
     result = {}
     for role, name in roles.items():
         token_id = file.get(f"tokenizer.ggml.{name}_token_id")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llmkit_weights.gguf_file import GgufFile, GgufTensor
-from llmkit_weights.gguf_names import checkpoint_name, is_derived
 
 from llmkit.errors import ModelError
+from llmkit_weights.gguf_file import GgufFile, GgufTensor
+from llmkit_weights.gguf_names import checkpoint_name, is_derived
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def _read_raw(file: GgufFile, tensor: GgufTensor, stream: Any) -> _Array:
     rows = tensor.shape[0] if len(tensor.shape) > 1 else max(math.prod(tensor.shape), 1)
     raw: _Array = np.empty(tensor.nbytes, dtype=np.uint8)
     stream.seek(tensor.start)
-    buffer = memoryview(raw)
+    buffer = raw.data
     done = 0
     while done < tensor.nbytes:
         count = stream.readinto(buffer[done:])

@@ -51,7 +51,9 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             text = stream.read(header_bytes)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
-    entries = [_entry(file, name, value, 8 + header_bytes) for name, value in _parse(file, text) if name != "__metadata__"]
+    entries = [
+        _entry(file, name, value, 8 + header_bytes) for name, value in _parse(file, text) if name != "__metadata__"
+    ]
     for entry in entries:
         if entry.start + entry.nbytes > size:
             raise ModelError(
@@ -115,7 +117,7 @@ def read_tensors(file: Path, entries: list[TensorEntry]) -> Iterator[tuple[str, 
             tensor = torch.empty(entry.shape, dtype=dtypes[entry.dtype])
             if entry.nbytes:
                 stream.seek(entry.start)
-                _read_into(stream, entry, memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+                _read_into(stream, entry, tensor.view(-1).view(torch.uint8).numpy().data)
             yield entry.name, tensor
             del tensor  # the caller's reference must be the only one while the next tensor is read
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmkit_weights.safetensors_file import TensorEntry, read_header, reject_duplicates
-
 from llmkit.errors import ModelError
+from llmkit_weights.safetensors_file import TensorEntry, read_header, reject_duplicates
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -89,9 +88,7 @@ def _indexed_files(folder: Path) -> TensorFiles:
 
 def _read_index(file: Path) -> dict[str, str]:
     try:
-        content: Any = json.loads(
-            file.read_bytes(), object_pairs_hook=lambda pairs: reject_duplicates(file, pairs)
-        )
+        content: Any = json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: reject_duplicates(file, pairs))
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
