@@ -1,0 +1,32 @@
+"""Block tables of one KV group, by slot, in the kernel's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmkit.scheduling.plan import IntArray
+
+
+class BlockTable:
+    """pages int32[max_num_seqs, max_blocks * pages_per_block]: row s is slot s's table, entries past its end are
+    arbitrary. Memory is committed as rows are written."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._pages_per_block = block_size // page_size
+        self.pages: IntArray = np.zeros((max_num_seqs, max_blocks * self._pages_per_block), dtype=np.int32)
+        self._page_offsets = np.arange(self._pages_per_block, dtype=np.int32)
+
+    def write(self, slot: int, start: int, block_ids: Sequence[int]) -> None:
+        """Set the blocks of `slot` from block column `start` on."""
+        blocks = np.asarray(block_ids, dtype=np.int32)
+        pages = (blocks[:, None] * self._pages_per_block + self._page_offsets).ravel()
+        first = start * self._pages_per_block
+        self.pages[slot, first : first + len(pages)] = pages
+
+    def slot_mapping(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Cache slots int64[t] (page * page_size + offset) of tokens at `positions` of sequences `slots`, both [t]."""
+        columns, offsets = np.divmod(positions, self.page_size)
+        return self.pages[slots, columns].astype(np.int64) * self.page_size + offsets

@@ -1,0 +1,133 @@
+"""The persistent batch: what is known of every slot, and a step's input tensors made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmkit.execution.block_table import BlockTable
+from llmkit.execution.staging import ArraySpec, StagingBuffer
+from llmkit.hookspecs.attention import AttentionBatch
+
+if TYPE_CHECKING:
+    from llmkit.kv_cache.layout import KVCacheLayout
+    from llmkit.scheduling.plan import AddedRow, BlockUpdate, IntArray, StepPlan
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Device tensors of one step with n rows, t tokens, s sampling rows.
+
+    input_ids, positions int64[t]. batches: one per KV group. sampling_rows int32[s]: plan rows that sample, on the
+    host. logits_indices int64[s]: the token of each whose hidden state becomes logits; None if that is every token.
+    sampled_positions int32[s]: positions that the sampled tokens will have, on the host.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    batches: tuple[AttentionBatch, ...]
+    sampling_rows: IntArray
+    logits_indices: torch.Tensor | None
+    sampled_positions: IntArray
+
+
+class InputBatch:
+    """State of all slots on the host, in arrays indexed by slot; the only per-sequence work is for changed ones.
+
+    token_ids int32[max_num_seqs, max_model_len + 1]: tokens so far; a sampled token is written behind them, so that
+    the next plan may refer to it. Memory is committed as rows are written.
+    """
+
+    def __init__(self, layout: KVCacheLayout, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
+        max_blocks = -(-(max_model_len + 1) // layout.block_size)
+        self.token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.block_tables = tuple(
+            BlockTable(max_num_seqs, max_blocks, layout.block_size, layout.page_size) for _ in layout.groups
+        )
+        self._page_size = layout.page_size
+        self._staging = StagingBuffer(device)
+
+    def add(self, row: AddedRow) -> None:
+        """A sequence enters; whatever the slot held before is overwritten."""
+        self.token_ids[row.slot, : len(row.token_ids)] = row.token_ids
+        for table, block_ids in zip(self.block_tables, row.block_ids, strict=True):
+            table.write(row.slot, 0, block_ids)
+
+    def update(self, change: BlockUpdate) -> None:
+        """A sequence got more blocks."""
+        self.block_tables[change.group].write(change.slot, change.start, change.block_ids)
+
+    def record(self, plan: StepPlan, rows: IntArray, token_ids: IntArray) -> None:
+        """Write the tokens [s] sampled for plan rows `rows` [s] behind their sequences."""
+        self.token_ids[plan.slots[rows], plan.num_computed[rows] + plan.num_new[rows]] = token_ids
+
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """The inputs of `plan`, whose changes have been applied. They are valid until the next call."""
+        rows = plan.num_rows
+        seq_lens = plan.num_computed + plan.num_new
+        starts = np.zeros(rows + 1, dtype=np.int32)
+        np.cumsum(plan.num_new, out=starts[1:])
+        sampling_rows = np.flatnonzero(plan.samples).astype(np.int32)
+        tokens, max_query_len, max_seq_len = int(starts[-1]), int(plan.num_new.max()), int(seq_lens.max())
+        host = self._staging.layout(self._specs(rows, tokens, len(sampling_rows), max_seq_len))
+        slots, positions = _per_token(plan, starts, max_query_len)
+        host["input_ids"][:] = self.token_ids[slots, positions]
+        host["positions"][:] = positions
+        host["query_start_loc"][:] = starts
+        host["seq_lens"][:] = seq_lens
+        host["logits_indices"][:] = starts[1:][sampling_rows] - 1
+        for group, table in enumerate(self.block_tables):
+            pages = host[f"block_table.{group}"]
+            np.take(table.pages[:, : pages.shape[1]], plan.slots, axis=0, out=pages)
+            host[f"slot_mapping.{group}"][:] = table.slot_mapping(slots, positions)
+        sent = self._staging.send()
+        batches = tuple(
+            AttentionBatch(
+                query_start_loc=sent["query_start_loc"],
+                seq_lens=sent["seq_lens"],
+                block_table=sent[f"block_table.{group}"],
+                slot_mapping=sent[f"slot_mapping.{group}"],
+                query_start_loc_np=host["query_start_loc"],
+                seq_lens_np=host["seq_lens"],
+                num_rows=rows,
+                num_tokens=tokens,
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+                page_size=self._page_size,
+            )
+            for group in range(len(self.block_tables))
+        )
+        return StepInputs(
+            input_ids=sent["input_ids"],
+            positions=sent["positions"],
+            batches=batches,
+            sampling_rows=sampling_rows,
+            logits_indices=None if len(sampling_rows) == tokens else sent["logits_indices"],
+            sampled_positions=seq_lens[sampling_rows],
+        )
+
+    def _specs(self, rows: int, tokens: int, sampling: int, max_seq_len: int) -> dict[str, ArraySpec]:
+        pages = -(-max_seq_len // self._page_size)
+        specs: dict[str, ArraySpec] = {
+            "input_ids": (np.int64, (tokens,)),
+            "positions": (np.int64, (tokens,)),
+            "query_start_loc": (np.int32, (rows + 1,)),
+            "seq_lens": (np.int32, (rows,)),
+            "logits_indices": (np.int64, (sampling,)),
+        }
+        for group in range(len(self.block_tables)):
+            specs[f"block_table.{group}"] = (np.int32, (rows, pages))
+            specs[f"slot_mapping.{group}"] = (np.int64, (tokens,))
+        return specs
+
+
+def _per_token(plan: StepPlan, starts: IntArray, max_query_len: int) -> tuple[IntArray, IntArray]:
+    """(slot, position) of every token, int32[t] each."""
+    if max_query_len == 1:
+        return plan.slots, plan.num_computed
+    slots = np.repeat(plan.slots, plan.num_new)
+    first = np.repeat(plan.num_computed - starts[:-1], plan.num_new)
+    return slots, first + np.arange(int(starts[-1]), dtype=np.int32)

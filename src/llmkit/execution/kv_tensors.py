@@ -1,0 +1,93 @@
+"""The memory of the KV cache: tensors, one view per attention layer, and copies of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmkit.errors import PluginError
+
+if TYPE_CHECKING:
+    from llmkit.hookspecs.attention import AttentionBackend
+    from llmkit.kv_cache.layout import KVCacheLayout
+
+
+class KVTensors:
+    """`layers[i]` is the cache of attention layer i, of the shape that the backend asked for.
+
+    Layers of different groups share storage, as `KVCacheLayout` says: a block id means the same bytes to all.
+    On the CPU, memory is committed when a block is first written.
+    """
+
+    def __init__(self, layout: KVCacheLayout, backend: AttentionBackend, device: torch.device) -> None:
+        num_pages = layout.num_blocks * layout.pages_per_block
+        shapes = {
+            group: backend.kv_shape(num_pages, layout.page_size, kind.spec.num_kv_heads, kind.spec.head_size)
+            for group, kind in enumerate(layout.groups)
+        }
+        self._block_bytes = layout.pages_per_block * page_bytes(layout, backend)
+        self._storages = [
+            _zeros(layout.num_blocks * self._block_bytes, device) for _ in range(layout.num_tensors)
+        ]
+        group_of, tensor_of = layout.group_of_layer(), layout.tensor_of_layer()
+        self.layers = [
+            _view(self._storages[tensor_of[layer]], layout.groups[group_of[layer]].spec.dtype, shapes[group_of[layer]])
+            for layer in sorted(tensor_of)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(storage.numel() for storage in self._storages)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy (source, destination) blocks, as if one after another."""
+        if not copies:
+            return
+        sources, destinations = zip(*copies, strict=True)
+        if not set(sources).isdisjoint(destinations):
+            # A block that is both read and written: order matters.
+            for copy in copies:
+                self._copy((copy[0],), (copy[1],))
+            return
+        self._copy(sources, destinations)
+
+    def _copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        for storage in self._storages:
+            blocks = storage.view(-1, self._block_bytes)
+            source = torch.tensor(sources, device=storage.device)
+            blocks[torch.tensor(destinations, device=storage.device)] = blocks[source]
+
+
+def page_bytes(layout: KVCacheLayout, backend: AttentionBackend) -> int:
+    """Bytes of one page of one tensor, with whatever padding the backend's shape has.
+
+    Raises PluginError if it differs between groups: then a block id could not mean the same bytes to all.
+    """
+    sizes = {
+        math.prod(backend.kv_shape(1, layout.page_size, group.spec.num_kv_heads, group.spec.head_size))
+        * group.spec.dtype.itemsize
+        for group in layout.groups
+    }
+    if len(sizes) > 1:
+        raise PluginError(
+            f"{type(backend).__name__} stores pages of different sizes ({sorted(sizes)} bytes) for this model's "
+            "attention layers, so they cannot share one cache.",
+            hint="Choose another attention plugin with --attention.",
+        )
+    return sizes.pop() if sizes else 0
+
+
+def _zeros(size: int, device: torch.device) -> torch.Tensor:
+    """Zeroed bytes. On the CPU from numpy, which asks the system for zero pages, so that untouched ones take no
+    memory; torch.zeros would write them all."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def _view(storage: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return storage.view(dtype)[: math.prod(shape)].view(shape)

@@ -1,0 +1,97 @@
+"""One step on the device: apply the plan's changes, one forward pass, sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmkit.execution.input_batch import InputBatch, StepInputs
+from llmkit.execution.kv_tensors import KVTensors
+from llmkit.execution.prompt_scoring import PromptScorer
+from llmkit.layers.context import ForwardContext
+from llmkit.sampling.sampler import Sampler
+from llmkit.scheduling.plan import StepResult
+
+if TYPE_CHECKING:
+    from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch
+    from llmkit.kv_cache.layout import KVCacheLayout
+    from llmkit.layers.causal_lm import CausalLM
+    from llmkit.scheduling.plan import StepPlan
+
+
+class ModelRunner:
+    """Owns the batch, the sampler and the KV tensors of one device."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        layout: KVCacheLayout,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
+        self._kv = KVTensors(layout, backend, device)
+        self._group_of_layer = _groups_by_layer(layout)
+        self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
+        self._prompt_scorer = PromptScorer(model, self._batch.token_ids, vocab_size)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. A row whose logits are unusable fails alone; everything else that goes wrong is raised."""
+        self._apply(plan)
+        result = StepResult(token_ids=np.full(plan.num_rows, -1, dtype=np.int32))
+        if not plan.num_rows:
+            return result
+        inputs = self._batch.prepare(plan)
+        context = forward_context(self._backend, inputs.batches, self._group_of_layer, self._kv.layers)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        self._prompt_scorer.score(plan, hidden, result)
+        if len(inputs.sampling_rows):
+            self._sample(plan, inputs, hidden, result)
+        return result
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots:
+            self._sampler.remove(slot)
+            self._prompt_scorer.remove(slot)
+        for row in plan.added:
+            self._batch.add(row)
+            self._sampler.add(row)
+            self._prompt_scorer.add(row)
+        for change in plan.block_updates:
+            self._batch.update(change)
+        self._kv.copy_blocks(plan.block_copies)
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
+        rows = inputs.sampling_rows
+        chosen = hidden if inputs.logits_indices is None else hidden[inputs.logits_indices]
+        sampled = self._sampler.sample(self._model.logits(chosen), plan.slots[rows], inputs.sampled_positions)
+        result.token_ids[rows] = sampled.token_ids
+        self._batch.record(plan, rows, sampled.token_ids)
+        result.logprobs.update({int(rows[i]): entry for i, entry in sampled.logprobs.items()})
+        result.failed.update({int(rows[i]): message for i, message in sampled.failed.items()})
+
+
+def forward_context(
+    backend: AttentionBackend,
+    batches: Sequence[AttentionBatch],
+    group_of_layer: Sequence[int],
+    kv_caches: list[torch.Tensor],
+) -> ForwardContext:
+    """Plan the backend's metadata once a group; the layers of a group share it."""
+    metadata = [backend.plan(batch) for batch in batches]
+    return ForwardContext(backend, [metadata[group] for group in group_of_layer], kv_caches)
+
+
+def _groups_by_layer(layout: KVCacheLayout) -> list[int]:
+    group_of = layout.group_of_layer()
+    return [group_of[layer] for layer in sorted(group_of)]

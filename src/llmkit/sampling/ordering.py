@@ -1,0 +1,50 @@
+"""A total order on vocabulary entries: larger logit first, the lower index first among equals.
+
+torch.topk and torch.sort promise nothing about ties, so what is kept or listed could depend on k or on the
+neighbours in the batch. Unique integer keys leave nothing to be decided by the implementation.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_INDEX_MASK = 0xFFFFFFFF
+
+
+def order_keys(logits: torch.Tensor) -> torch.Tensor:
+    """logits float32[n, v] → int64[n, v], unique within a row, larger for entries that come first."""
+    # Adding 0 turns -0.0 into 0.0, so that both are equal as keys, too.
+    bits = (logits + 0.0).view(torch.int32)
+    # Two's complement order of the bits is the order of the floats once negative ones are flipped.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    indices = torch.arange(_INDEX_MASK, _INDEX_MASK - logits.shape[-1], -1, device=logits.device)
+    return ordered.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(indices)
+
+
+def indices_of(keys: torch.Tensor) -> torch.Tensor:
+    """Vocabulary indices of keys, int64, same shape."""
+    return _INDEX_MASK - (keys & _INDEX_MASK)
+
+
+def top_indices(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices int64[n, k] of the k first entries of each row, in order. k <= v."""
+    keys = order_keys(logits)
+    if k == logits.shape[-1]:
+        return indices_of(keys.sort(dim=-1, descending=True).values)
+    return indices_of(keys.topk(k, dim=-1).values)
+
+
+def ranks_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Rank of token_ids int64[n] in their rows of logits [n, v], 1 for the first → int64[n]."""
+    own = logits.gather(-1, token_ids.unsqueeze(-1))
+    indices = torch.arange(logits.shape[-1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (indices < token_ids.unsqueeze(-1)))
+    return before.sum(dim=-1) + 1
+
+
+def best_indices(logits: torch.Tensor) -> torch.Tensor:
+    """Index of the first entry of each row, int64[n]; of a NaN, if the row has one."""
+    if logits.device.type == "cpu":
+        # numpy's argmax is vectorised, several times faster than torch's on the CPU; same rules for ties and NaN.
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
