@@ -1,0 +1,50 @@
+"""Fixtures for the tests that need a real model: the SmolLM2 file, and what it must answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmkit.errors import ModelError
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The SmolLM2 GGUF file in the llmkit cache, fetched if need be; the test is skipped if that is impossible."""
+    from llmkit.frontend import model_store
+
+    try:
+        return model_store.pull("smollm2-135m-instruct")
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict[str, Any]]:
+    """20 prompts with their token ids and the greedy float32 continuations that the reference computed."""
+    items: list[dict[str, Any]] = json.loads((DATA / "smollm2_f32.json").read_bytes())["items"]
+    return items
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a Hugging Face folder in float32 (config.json, tokenizer.json, model.safetensors)."""
+    from llmkit_weights.gguf_format import GgufFormat
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    reader = GgufFormat()
+    config = reader.config(smollm2_gguf)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    (folder / "generation_config.json").write_text(json.dumps(reader.generation_config(smollm2_gguf)))
+    tokenizer: Any = reader.tokenizer(smollm2_gguf)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    settings = tokenizer.special_tokens | {"chat_template": tokenizer.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_file(dict(reader.tensors(smollm2_gguf, config)), folder / "model.safetensors")
+    return folder
