@@ -95,16 +95,41 @@ def loaded_config(engine: dict[str, Any], **more: Any) -> LoadedConfig:
 
 @contextmanager
 def open_llm(engine: dict[str, Any], **more: Any) -> Iterator[LLM]:
-    """An engine for the flags, with a progress bar for its loading when a person is watching; closed afterwards."""
+    """An engine for the flags; closed afterwards."""
     from llmkit import LLM
 
     config = loaded_config(engine, **more).config
-    with LLM(config=config, show_progress=sys.stderr.isatty()) as llm:
+    with waiting("Loading the model"):
+        llm = LLM(config=config)
+    with llm:
         yield llm
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner on stderr while something long runs, if a person is watching."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def print_dry_run(engine: dict[str, Any], **more: Any) -> None:
     """Print the plugins chosen with reasons, and the memory plan."""
-    from llmkit.engine.factory import dry_run
+    from llmkit.engine.factory import plan_engine
 
-    typer.echo(dry_run(loaded_config(engine, **more).config).describe())
+    plan = plan_engine(loaded_config(engine, **more).config)
+    typer.secho("model", bold=True)
+    typer.echo(f"  {plan.source.path} ({plan.source.format_name}, {plan.source.architecture})")
+    typer.secho("plugins", bold=True)
+    for selection in plan.registry.selections:
+        typer.echo(f"  {selection.kind:<12} {selection.name}: {selection.reason}")
+        for name, reason in selection.rejected.items():
+            typer.echo(f"  {'':<12} not {name}: {reason}")
+    typer.secho("memory", bold=True)
+    typer.echo(f"  {plan.report.memory.describe()}")
+    tokens = (plan.layout.num_blocks - 1) * plan.layout.block_size
+    typer.echo(f"  The cache holds {tokens} tokens in blocks of {plan.layout.block_size}.")

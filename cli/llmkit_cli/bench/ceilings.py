@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from llmkit import LLM
 
 
@@ -22,9 +20,11 @@ class Ceilings:
     dtype: str
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
     """Best of several short runs; about half a second on a CPU."""
     import torch
+
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
 
     def wait() -> None:
         if device.type == "cuda":
@@ -47,7 +47,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     a = torch.ones(side, side, dtype=dtype, device=device)
     b = torch.ones(side, side, dtype=dtype, device=device)
     product = 2 * side**3 / best(lambda: a @ b, 7) / 1e9
-    return Ceilings(round(read, 1), round(product, 1), str(dtype).removeprefix("torch."))
+    return Ceilings(round(read, 1), round(product, 1), dtype_name)
 
 
 def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> d
     A decode step of one sequence reads `weight_bytes`; a prefilled token takes two operations per parameter of the
     layers. The KV cache and the attention are left out, so the true limit is a little lower.
     """
-    memory = llm.memory_plan
+    memory = llm.engine.report.memory
     limits: dict[str, Any] = {
         "read_gb_s": ceilings.read_gb_s,
         f"matmul_gflop_s ({ceilings.dtype})": ceilings.matmul_gflop_s,
@@ -67,7 +67,17 @@ def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> d
         limits["decode_limit_tok_s"] = round(limit, 1)
         limits["decode_fraction"] = round(figures["decode_tok_s"]["median"] / limit, 3)
     if "prefill_tok_s" in figures:
-        limit = ceilings.matmul_gflop_s * 1e9 / (2 * llm.num_layer_parameters)
+        limit = ceilings.matmul_gflop_s * 1e9 / (2 * layer_parameters(llm.engine.prepared.source.config))
         limits["prefill_limit_tok_s"] = round(limit, 1)
         limits["prefill_fraction"] = round(figures["prefill_tok_s"]["median"] / limit, 3)
     return limits
+
+
+def layer_parameters(config: dict[str, Any]) -> int:
+    """Weights in the linear layers of a dense decoder, from its Hugging Face configuration; head and embedding left out."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or hidden // heads
+    attention = hidden * head_size * (2 * heads + 2 * kv_heads)
+    return int(layers * (attention + 3 * hidden * config["intermediate_size"]))

@@ -24,11 +24,12 @@ def peak_resident_mib() -> float | None:
 
 def main() -> None:
     from llmkit import LLM, SamplingParams
+    from llmkit_cli.bench.measure import vocabulary_of
     from llmkit_cli.bench.workloads import workload
 
     settings = json.loads(sys.argv[1])
     llm = LLM(**settings)
-    item = workload("start-32", llm.vocab_size)[0]
+    item = workload("start-32", vocabulary_of(llm))[0]
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False)
     llm.generate([{"prompt_token_ids": item.prompt}], params, use_tqdm=False)
     print(json.dumps({"first_token": True, "peak_resident_mib": peak_resident_mib()}), flush=True)

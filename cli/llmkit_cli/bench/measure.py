@@ -34,6 +34,10 @@ def repeat(runs: int, run: Callable[[], dict[str, float]]) -> dict[str, Any]:
     return {key: summary([result[key] for result in results]) for key in results[0]}
 
 
+def vocabulary_of(llm: LLM) -> int:
+    return int(llm.engine.prepared.source.config["vocab_size"])
+
+
 def measure_latency(llm: LLM, items: Workload) -> dict[str, float]:
     """One request after the other, streamed: seconds to the first token, per further token, and in all (means)."""
     from llmkit import SamplingParams

@@ -112,7 +112,7 @@ def latency(
 def run_on_engine(what: str, workload: str, measure: Any, bench: dict[str, Any], engine: dict[str, Any]) -> None:
     """Warm up, measure, and put the figures beside what the machine could do at best."""
     from llmkit_cli.bench.ceilings import against_ceilings, measure_ceilings
-    from llmkit_cli.bench.measure import repeat
+    from llmkit_cli.bench.measure import repeat, vocabulary_of
     from llmkit_cli.bench.workloads import workload as items_of
 
     with engine_flags(engine, bench) as more:
@@ -120,12 +120,12 @@ def run_on_engine(what: str, workload: str, measure: Any, bench: dict[str, Any],
             print_dry_run(engine, **more)
             return
         with open_llm(engine, **more) as llm:
-            items = items_of(workload, llm.vocab_size)
+            items = items_of(workload, vocabulary_of(llm))
             measure(llm, items[:1])
             figures = repeat(bench["runs"], lambda: measure(llm, items))
-            ceilings = measure_ceilings(llm.device, llm.dtype)
+            ceilings = measure_ceilings(llm.config.execution.device, llm.config.model.dtype)
             limits = against_ceilings(ceilings, llm, figures)
-            plugins = {s.kind: f"{s.name} ({s.reason})" for s in llm.selections}
+            plugins = {s.kind: f"{s.name} ({s.reason})" for s in llm.engine.prepared.registry.selections}
     result = {"benchmark": what, "model": bench["shape"] or str(engine["model__model"]), "workload": workload}
     report({**result, "figures": figures, "limits": limits, "plugins": plugins}, bench)
 

@@ -1,0 +1,70 @@
+"""The documentation says what the code says."""
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from llmkit.hookspecs.kinds import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def render():
+    spec = importlib.util.spec_from_file_location("llmkit_docs_hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda page: module.on_page_markdown((DOCS / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_hook_has_a_heading_with_its_exact_signature(kind, render):
+    page = render(f"plugins/{kind.name}.md")
+    for hook in kind.hooks:
+        assert re.search(rf"^### `{hook.__name__}`$", page, re.MULTILINE)
+        parameters = ", ".join(str(p) for p in inspect.signature(hook).parameters.values())
+        rendered = re.search(rf"def {hook.__name__}\((.*?)\)\s*(->|:)", page, re.DOTALL)
+        assert rendered is not None
+        assert " ".join(rendered[1].split()).rstrip(",") == parameters.replace("'", "")
+
+
+@pytest.mark.parametrize("page", sorted(p.relative_to(DOCS).as_posix() for p in DOCS.glob("**/*.md")))
+def test_no_marker_is_left_over(page, render):
+    assert "{{" not in render(page)
+
+
+def test_the_kinds_table_lists_every_kind(render):
+    page = render("plugins/index.md")
+    for kind in KINDS:
+        assert f"| `{kind.name}` | `{kind.group}` |" in page
+
+
+def test_the_configuration_reference_lists_every_setting(render):
+    from llmkit.config import all_flags
+
+    page = render("configuration.md")
+    for flag in all_flags():
+        assert flag.key in page
+
+
+def test_links_of_the_readme_exist():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (ROOT / target).exists(), target
+
+
+def test_structure_names_every_package_of_the_core():
+    text = (DOCS / "structure.md").read_text(encoding="utf-8")
+    packages = {p.parent.name for p in (ROOT / "src" / "llmkit").glob("*/__init__.py")}
+    missing = [package for package in packages if f"{package}/" not in text]
+    assert missing == []
+
+
+def test_structure_names_only_files_that_exist():
+    text = (DOCS / "structure.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:src|schedulers|attention_backends|plugins|cli)/[\w/.]+)`", text):
+        assert (ROOT / name).exists(), name
