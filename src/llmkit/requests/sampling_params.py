@@ -206,6 +206,4 @@ def _check_together(params: SamplingParams) -> None:
             param="min_tokens",
         )
     if params.stop and not params.detokenize:
-        raise InvalidRequestError(
-            "stop needs detokenize=True: stop strings are found in the text.", param="stop"
-        )
+        raise InvalidRequestError("stop needs detokenize=True: stop strings are found in the text.", param="stop")

@@ -41,9 +41,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, False)]
         # A schema of `False` is legal JSON schema but allows nothing at all.
         if self.json is False:
-            raise InvalidRequestError(
-                "structured_outputs.json: false allows no answer.", param="structured_outputs"
-            )
+            raise InvalidRequestError("structured_outputs.json: false allows no answer.", param="structured_outputs")
         if len(given) != 1:
             found = ", ".join(given) if given else "none"
             raise InvalidRequestError(
@@ -55,13 +53,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         for name, kinds in _TEXT_FIELDS.items():
             _check_text(name, getattr(self, name), kinds)
         if self.choice is not None:
-            choices = validation.strings(
-                "structured_outputs.choice", self.choice, MAX_CHOICES, MAX_CHOICE_CHARS
-            )
+            choices = validation.strings("structured_outputs.choice", self.choice, MAX_CHOICES, MAX_CHOICE_CHARS)
             if not choices:
-                raise InvalidRequestError(
-                    "structured_outputs.choice must not be empty.", param="structured_outputs"
-                )
+                raise InvalidRequestError("structured_outputs.choice must not be empty.", param="structured_outputs")
             msgspec.structs.force_setattr(self, "choice", choices)
 
     @property
@@ -97,9 +91,7 @@ def structured_outputs(value: StructuredOutputs | Mapping[str, Any] | None) -> S
     if value is None or isinstance(value, StructuredOutputs):
         return value
     if not isinstance(value, Mapping):
-        raise validation.refuse(
-            "structured_outputs", value, f"a mapping with one of {', '.join(CONSTRAINTS)}"
-        )
+        raise validation.refuse("structured_outputs", value, f"a mapping with one of {', '.join(CONSTRAINTS)}")
     known = StructuredOutputs.__struct_fields__
     unknown = [str(key) for key in value if key not in known]
     if unknown:

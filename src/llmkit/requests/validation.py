@@ -101,7 +101,7 @@ def logit_bias(param: str, value: Any, limit: int) -> dict[int, float] | None:
         if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
             key = int(key)
         token = integer(param, key, 0, 2**31 - 1)
-        result[token] = number(f"{param}[{token}]", bias, "a number from -100 to 100", -100.0, 100.0)
+        result[token] = number(param, bias, f"for token {token} a number from -100 to 100", -100.0, 100.0)
     return result or None
 
 

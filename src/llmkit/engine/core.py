@@ -1,0 +1,208 @@
+"""The engine core: requests in, outputs out, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmkit.engine.stats import EngineStats, StepStats
+from llmkit.errors import EngineClosedError, EngineError
+from llmkit.hookspecs.executor import Executor, StepHandle
+from llmkit.requests.message import EngineOutput, EngineRequest
+from llmkit.scheduling.plan import StepPlan, StepResult
+from llmkit.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("llmkit.engine")
+
+
+@dataclass(slots=True)
+class _Submitted:
+    """A step on its way. handle: None if the executor refused it at once, with `error`."""
+
+    plan: StepPlan
+    handle: StepHandle | None
+    error: Exception | None
+    plan_s: float
+
+
+class EngineCore:
+    """Runs the step loop. All methods are called from one thread.
+
+    observers: objects with `llmkit_step_finished(stats=…)` and `llmkit_request_finished(request=…)`, both optional;
+    what they raise is logged and goes no further.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, observers: Sequence[object] = ()) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._depth = max(1, min(scheduler.max_concurrent_steps, executor.max_concurrent_steps))
+        self._in_flight: deque[_Submitted] = deque()
+        self._on_step = _hooks(observers, "llmkit_step_finished")
+        self._on_finished = _hooks(observers, "llmkit_request_finished")
+        self._num_steps = 0
+        self._num_failed_steps = 0
+        self._closed = False
+
+    def add(self, request: EngineRequest) -> None:
+        """Take in a request. Raises InvalidRequestError if it can never be served or its id is in use."""
+        self._check_open()
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests now, wherever they are. No output tells of it: the caller knows.
+
+        Unknown and finished ids are ignored. An id can be used again at once.
+        """
+        self.scheduler.abort(request_ids)
+        self._tell_finished()
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """`abort` for one of a request's sequences; the others go on."""
+        self.scheduler.abort([request_id], index)
+        self._tell_finished()
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self.scheduler.num_unfinished or self._in_flight)
+
+    def step(self) -> list[EngineOutput]:
+        """Plan and submit until the pipeline is full, wait for the oldest step, apply its result.
+
+        Returns what is new, an empty list if nothing is. A step that fails ends its requests with finish reason
+        "error"; the engine goes on.
+        """
+        self._check_open()
+        self._fill_pipeline()
+        outputs: list[EngineOutput] = []
+        if self._in_flight:
+            submitted = self._in_flight.popleft()
+            start = time.perf_counter()
+            result = self._wait(submitted)
+            waited = time.perf_counter()
+            outputs = self._update(submitted.plan, result)
+            if self._on_step:
+                self._tell_step(submitted, result, waited - start, time.perf_counter() - waited)
+        outputs += self.scheduler.take_news()
+        self._tell_finished()
+        return outputs
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks."""
+        return self.scheduler.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the engine's numbers."""
+        scheduler = self.scheduler
+        kv = scheduler.manager.stats()
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.queue),
+            num_unfinished=scheduler.num_unfinished,
+            num_steps=self._num_steps,
+            num_failed_steps=self._num_failed_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_policy_faults=scheduler.queue.num_faults,
+            kv_usage=kv.usage,
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free,
+            prefix_query_tokens=kv.prefix_query_tokens,
+            prefix_hit_tokens=kv.prefix_hit_tokens,
+        )
+
+    def close(self) -> None:
+        """Stop the executor. Unfinished requests are gone. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._in_flight.clear()
+            self.executor.close()
+
+    def _fill_pipeline(self) -> None:
+        while len(self._in_flight) < self._depth:
+            start = time.perf_counter()
+            plan = self.scheduler.plan()
+            if plan is None:
+                return
+            planned = time.perf_counter()
+            handle, error = None, None
+            try:
+                handle = self.executor.submit(plan)
+            except Exception as raised:
+                error = raised
+            self._in_flight.append(_Submitted(plan, handle, error, planned - start))
+
+    def _wait(self, submitted: _Submitted) -> StepResult | None:
+        """The result of a step; None if it failed, its requests having been ended."""
+        try:
+            if submitted.handle is not None:
+                return submitted.handle.result()
+            error = submitted.error
+        except Exception as raised:
+            error = raised
+        except BaseException:
+            # An interrupt from the keyboard: the step is lost, the engine stays usable.
+            self._fail(submitted.plan, "The step was interrupted.")
+            raise
+        logger.error("step %d failed", submitted.plan.step, exc_info=error)
+        self._fail(submitted.plan, f"The step failed: {type(error).__name__}: {error}")
+        return None
+
+    def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:
+        self._num_steps += 1
+        if result is None:
+            return []
+        try:
+            return self.scheduler.update(plan, result)
+        except EngineError as error:
+            logger.error("step %d failed: %s", plan.step, error)
+            self._fail(plan, str(error))
+            return []
+
+    def _fail(self, plan: StepPlan, message: str) -> None:
+        self._num_failed_steps += 1
+        self.scheduler.fail(plan, message)
+
+    def _tell_step(self, submitted: _Submitted, result: StepResult | None, wait_s: float, update_s: float) -> None:
+        plan = submitted.plan
+        numbers = self.stats()
+        stats = StepStats(
+            step=plan.step,
+            num_requests=plan.num_rows,
+            num_tokens=plan.num_tokens,
+            num_sampled=int(plan.samples.sum()),
+            num_running=numbers.num_running,
+            num_waiting=numbers.num_waiting,
+            kv_usage=numbers.kv_usage,
+            num_preemptions=numbers.num_preemptions,
+            prefix_query_tokens=numbers.prefix_query_tokens,
+            prefix_hit_tokens=numbers.prefix_hit_tokens,
+            plan_s=submitted.plan_s,
+            wait_s=wait_s,
+            update_s=update_s,
+            failed=result is None,
+        )
+        for hook in self._on_step:
+            _tell(hook, stats=stats)
+
+    def _tell_finished(self) -> None:
+        for request in self.scheduler.take_finished():
+            for hook in self._on_finished:
+                _tell(hook, request=request)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("The engine has been closed.")
+
+
+def _hooks(observers: Sequence[object], name: str) -> list[Callable[..., Any]]:
+    return [hook for observer in observers if callable(hook := getattr(observer, name, None))]
+
+
+def _tell(hook: Callable[..., Any], **arguments: object) -> None:
+    try:
+        hook(**arguments)
+    except Exception:
+        logger.exception("the observer %r raised", hook)

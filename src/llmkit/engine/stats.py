@@ -1,0 +1,53 @@
+"""Numbers about the engine: of one step for observers, and a snapshot of the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step, as its result has just been applied.
+
+    num_requests: rows. num_tokens: tokens computed. num_sampled: rows that sampled. num_running, num_waiting: after
+    the step. kv_usage: 0..1. num_preemptions, prefix_query_tokens, prefix_hit_tokens: totals so far.
+    plan_s, wait_s, update_s: seconds spent making the plan, waiting for the result, applying it.
+    failed: whether the step failed as a whole.
+    """
+
+    step: int
+    num_requests: int
+    num_tokens: int
+    num_sampled: int
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    num_preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    plan_s: float
+    wait_s: float
+    update_s: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment; counters are totals since its start.
+
+    num_unfinished: requests taken in that have not ended. num_policy_faults: answers of the scheduling policy that
+    the core had to replace.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_unfinished: int
+    num_steps: int
+    num_failed_steps: int
+    num_preemptions: int
+    num_policy_faults: int
+    kv_usage: float
+    num_blocks: int
+    num_free_blocks: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int

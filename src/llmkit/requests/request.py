@@ -1,0 +1,232 @@
+"""Engine-side state of one sequence, and of the group of sequences that answer one request."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from llmkit.requests.message import EngineRequest, FinishReason
+from llmkit.requests.output import RequestMetrics
+
+if TYPE_CHECKING:
+    from llmkit.kv_cache.hashing import ExtraKey
+
+_MASK = 2**64 - 1
+
+
+class RequestStatus(Enum):
+    """WAITING: in the queue, with or without earlier progress. RUNNING: has a slot and blocks.
+    PENDING: waits for the first sequence of its group to finish the common prefill. FINISHED: nothing more comes."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PENDING = "pending"
+    FINISHED = "finished"
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """Seed of sequence `index` of a request with `seed`: the seed itself for index 0, else a mix of both.
+
+    The mix is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+    2014) at seed + index * golden gamma, cut to 63 bits so that it fits a signed integer.
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 1
+
+
+class RequestGroup:
+    """All `n` sequences of one EngineRequest, from `add` to the end of the last.
+
+    leader: the sequence that computes the prompt for all; the others are forked from it as long as it holds
+    blocks. pending: those that wait for that. num_cached_tokens: fixed when the leader is first admitted.
+    """
+
+    __slots__ = (
+        "errors",
+        "finish_reasons",
+        "leader",
+        "metrics",
+        "num_cached_tokens",
+        "num_output_tokens",
+        "num_unforked",
+        "pending",
+        "request",
+        "sequences",
+    )
+
+    def __init__(self, request: EngineRequest, first_number: int, stop_at: int) -> None:
+        count = request.sampling_params.n
+        self.request = request
+        self.sequences = [Request(self, index, first_number + index, stop_at) for index in range(count)]
+        self.leader = self.sequences[0]
+        self.pending = self.sequences[:0:-1]
+        for request_ in self.pending:
+            request_.status = RequestStatus.PENDING
+        self.num_unforked = count - 1
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self.errors: list[str] = []
+        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
+
+
+class Request:
+    """One sequence. Owned by the scheduler; everyone else sees `view`.
+
+    token_ids: prompt and output, as far as known. num_computed_tokens: tokens whose keys and values are in the
+    cache or will be once the submitted steps are done. num_expected_tokens: len(token_ids) plus the tokens that
+    submitted steps will sample (placeholders). stop_at: length at which it ends. stop_length: shortest length at
+    which a stop token ends it. capacity: tokens that its blocks have room for. commit_at: number of computed
+    tokens from which the KV manager has something to do. last_step: last step that it is part of.
+    """
+
+    __slots__ = (
+        "cache_salt",
+        "capacity",
+        "commit_at",
+        "eos_token_ids",
+        "extra_keys",
+        "group",
+        "has_sampled",
+        "index",
+        "last_step",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_expected_tokens",
+        "num_preemptions",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "request",
+        "request_id",
+        "sampling",
+        "seed",
+        "sequence_id",
+        "sequence_number",
+        "slot",
+        "status",
+        "stop_at",
+        "stop_length",
+        "stop_token_ids",
+        "token_ids",
+        "view",
+    )
+
+    def __init__(self, group: RequestGroup, index: int, sequence_number: int, stop_at: int) -> None:
+        request = group.request
+        params = request.sampling_params
+        self.group = group
+        self.request = request
+        self.request_id = request.request_id
+        self.index = index
+        self.sequence_id = f"{request.request_id}/{index}"
+        self.sequence_number = sequence_number
+        self.seed = sequence_seed(params.seed or 0, index)
+        self.token_ids = [*request.prompt_token_ids, *request.prior_output_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.sampling = request.max_tokens > 0
+        self.stop_at = stop_at
+        self.stop_length = self.num_prompt_tokens + max(params.min_tokens, 1)
+        self.stop_token_ids = request.stop_token_ids
+        self.eos_token_ids = request.eos_token_ids
+        self.cache_salt = request.cache_salt
+        self.extra_keys: tuple[ExtraKey, ...] = ()
+        self.status = RequestStatus.WAITING
+        self.slot = -1
+        self.num_computed_tokens = 0
+        self.num_expected_tokens = len(self.token_ids)
+        self.capacity = 0
+        self.commit_at = 0
+        self.last_step = -1
+        self.has_sampled = False
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs = 0
+        self.num_preemptions = 0
+        self.view = View(self)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether entries of prompt positions are still owed; only the first sequence owes them."""
+        return (
+            self.index == 0
+            and self.request.sampling_params.prompt_logprobs is not None
+            and self.num_prompt_logprobs < self.num_prompt_tokens
+        )
+
+    @property
+    def forkable(self) -> bool:
+        """Whether siblings can be forked from it: it holds blocks, and its prompt has been committed to them."""
+        return self.has_sampled and self.capacity > 0 and not self.num_preemptions
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.sequence_id!r}, {self.status.value}, slot={self.slot}, "
+            f"computed={self.num_computed_tokens}, expected={self.num_expected_tokens}, known={self.num_tokens})"
+        )
+
+
+class View:
+    """What a policy sees of a request: `llmkit.hookspecs.scheduler.RequestView`, read-only and live."""
+
+    __slots__ = ("__request",)
+
+    def __init__(self, request: Request) -> None:
+        self.__request = request
+
+    @property
+    def request_id(self) -> str:
+        return self.__request.request_id
+
+    @property
+    def priority(self) -> int:
+        return self.__request.request.priority
+
+    @property
+    def arrival_time(self) -> float:
+        return self.__request.request.arrival_time
+
+    @property
+    def sequence_number(self) -> int:
+        return self.__request.sequence_number
+
+    @property
+    def user(self) -> str | None:
+        return self.__request.request.user
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.__request.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self.__request.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.__request.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.__request.num_output_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self.__request.request.max_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.__request.num_preemptions
+
+    def __repr__(self) -> str:
+        return f"View({self.request_id!r}, number={self.sequence_number}, priority={self.priority})"

@@ -1,0 +1,174 @@
+"""From `add` to the end: where each request is, and what happens when it moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from llmkit.errors import InvalidRequestError
+from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason
+from llmkit.requests.output import FinishedRequest
+from llmkit.requests.request import Request, RequestGroup, RequestStatus
+from llmkit.scheduling.guarded_queue import GuardedQueue
+from llmkit.scheduling.limits import Limits
+from llmkit.scheduling.running import RunningSet
+from llmkit.scheduling.sequence_memory import SequenceMemory
+
+
+class Lifecycle:
+    """Owns the record of unfinished requests, and carries out every change of a request's status but admission.
+
+    news: outputs that no row of a step has produced, to be returned with the next ones. finished: requests that
+    have ended since the last `take_finished`. num_preemptions: so far. preemptions_without_token: since the last
+    sampled token, a measure of standstill.
+    """
+
+    def __init__(self, limits: Limits, queue: GuardedQueue, running: RunningSet, memory: SequenceMemory) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._running = running
+        self._memory = memory
+        self._groups: dict[str, RequestGroup] = {}
+        self._next_number = 0
+        self._finished: list[FinishedRequest] = []
+        self._news: list[EngineOutput] = []
+        self.num_preemptions = 0
+        self.preemptions_without_token = 0
+
+    def __len__(self) -> int:
+        """Requests that have not ended, or whose end nobody has been told yet."""
+        return len(self._groups) + len(self._news)
+
+    def add(self, request: EngineRequest) -> None:
+        """Take in a request; its first sequence waits. Raises InvalidRequestError."""
+        if request.request_id in self._groups:
+            raise InvalidRequestError(
+                f"A request with id {request.request_id[:80]!r} is already being served.", param="request_id"
+            )
+        self._limits.check(request)
+        group = RequestGroup(request, self._next_number, self._limits.stop_at(request))
+        self._next_number += len(group.sequences)
+        self._groups[request.request_id] = group
+        leader = group.leader
+        self._queue.add(leader)
+        if request.max_tokens > 0 and leader.num_tokens >= leader.stop_at:
+            self.end_with_news(leader, "length")  # resumed, but already as long as it may get
+
+    def abort(self, request_ids: Iterable[str], index: int | None) -> None:
+        """End all sequences of the given requests, or only sequence `index`. Unknown ones are ignored."""
+        for request_id in request_ids:
+            group = self._groups.get(request_id)
+            if group is None:
+                continue
+            # Last sequence first: the end of a leader would only hand its part on to a sibling.
+            for request in reversed(group.sequences):
+                if request.status is not RequestStatus.FINISHED and index in (None, request.index):
+                    self.end(request, "abort")
+
+    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Take `request` out, wherever it is. Its leader's blocks stay while siblings can still be forked."""
+        group = request.group
+        status = request.status
+        if status is RequestStatus.RUNNING:
+            self._running.leave(request)
+        elif status is RequestStatus.WAITING:
+            self._queue.remove(request)
+        else:
+            group.pending.remove(request)
+        request.status = RequestStatus.FINISHED
+        group.finish_reasons[request.index] = reason
+        group.num_output_tokens += request.num_output_tokens
+        if error is not None:
+            group.errors.append(error)
+        if request is not group.leader:
+            self._memory.free(request)
+            if request.last_step < 0:
+                self.forked(request)
+        elif reason != "error" and request.forkable and group.num_unforked:
+            self._memory.keep(request)
+        else:
+            self._memory.free(request)
+            if group.pending:
+                self._promote(group)
+        if len(group.finish_reasons) == len(group.sequences):
+            self._close(group)
+
+    def end_with_news(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """`end`, and an output that says so."""
+        self.end(request, reason, error)
+        self._news.append(
+            EngineOutput(
+                request_id=request.request_id,
+                index=request.index,
+                new_token_ids=[],
+                finish_reason=reason,
+                num_cached_tokens=request.num_cached_tokens,
+                error=error,
+            )
+        )
+
+    def preempt(self, request: Request) -> None:
+        """Take the blocks of a running request and let it wait again; it will be computed from the start.
+
+        A token that a submitted step samples for it is still taken when it arrives.
+        """
+        self._running.leave(request)
+        self._memory.free(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_expected_tokens = len(request.token_ids)
+        request.num_preemptions += 1
+        request.group.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.preemptions_without_token += 1
+        self._queue.requeue(request)
+
+    def prompt_done(self, leader: Request) -> None:
+        """The leader of a group has computed the prompt: its siblings wait to be forked from it."""
+        pending = leader.group.pending
+        while pending:
+            sibling = pending.pop()
+            sibling.status = RequestStatus.WAITING
+            self._queue.add(sibling)
+
+    def forked(self, request: Request) -> None:
+        """A sibling of the leader has entered, or never will: one less that the leader's blocks are needed for."""
+        group = request.group
+        group.num_unforked -= 1
+        if not group.num_unforked and group.leader.status is RequestStatus.FINISHED:
+            self._memory.free(group.leader)
+
+    def take_news(self) -> list[EngineOutput]:
+        news, self._news = self._news, []
+        return news
+
+    def take_finished(self) -> list[FinishedRequest]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _promote(self, group: RequestGroup) -> None:
+        """The leader is gone before its siblings could be forked: the next one computes the prompt."""
+        leader = group.pending.pop()
+        group.leader = leader
+        group.num_unforked -= 1
+        leader.status = RequestStatus.WAITING
+        self._queue.add(leader)
+
+    def _close(self, group: RequestGroup) -> None:
+        self._memory.free(group.leader)
+        request = group.request
+        del self._groups[request.request_id]
+        group.metrics.finished_time = time.monotonic()
+        self._finished.append(
+            FinishedRequest(
+                request_id=request.request_id,
+                user=request.user,
+                priority=request.priority,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_output_tokens=group.num_output_tokens,
+                num_cached_tokens=group.num_cached_tokens,
+                finish_reasons=tuple(group.finish_reasons[i] for i in range(len(group.sequences))),
+                metrics=group.metrics,
+                errors=tuple(group.errors),
+            )
+        )

@@ -1,0 +1,209 @@
+"""Choosing the rows of a step: running requests first, then waiting ones in the policy's order."""
+
+from __future__ import annotations
+
+import time
+
+from llmkit.hookspecs.scheduler import Load
+from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.guarded_queue import GuardedQueue
+from llmkit.scheduling.lifecycle import Lifecycle
+from llmkit.scheduling.limits import Limits
+from llmkit.scheduling.plan_builder import PlanBuilder
+from llmkit.scheduling.running import RunningSet
+from llmkit.scheduling.sequence_memory import SequenceMemory
+
+
+class Planner:
+    """The one rule: every request gets the tokens that bring its computed tokens up to its expected ones, within
+    the token budget, the sequence limit and the KV cache.
+
+    A request that was preempted while a plan is made is not part of it, and nobody enters in that plan: what the
+    victim gave up is for the one that needed it.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        queue: GuardedQueue,
+        running: RunningSet,
+        memory: SequenceMemory,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._running = running
+        self._memory = memory
+        self._lifecycle = lifecycle
+        self._preempted = False
+        self._landed = -1
+        self._blocked: tuple[Request, int] | None = None
+
+    def choose(self, landed_step: int) -> PlanBuilder:
+        """The rows of the next step. `landed_step`: the last one whose result has been applied.
+
+        May be empty while steps are in flight. With none in flight it is empty only if nothing is left to do:
+        what can make no progress has then been ended.
+        """
+        self._landed = landed_step
+        batch = self._choose()
+        while not batch.requests and self._preempted:
+            # The last one that ran has yielded; now others may enter.
+            batch = self._choose()
+        return batch
+
+    def _choose(self) -> PlanBuilder:
+        self._preempted = False
+        batch = PlanBuilder(self._limits.max_num_batched_tokens)
+        if self._queue.mixes_prefill_and_decode:
+            self._go_on(batch, prefill=True, decode=True)
+            self._let_enter(batch)
+            return batch
+        self._go_on(batch, prefill=True, decode=False)
+        self._let_enter(batch)
+        if not batch.requests:
+            self._go_on(batch, prefill=False, decode=True)
+        return batch
+
+    def _go_on(self, batch: PlanBuilder, *, prefill: bool, decode: bool) -> None:
+        """Rows for running requests."""
+        running = RequestStatus.RUNNING
+        add = batch.add
+        for request in self._running.snapshot():
+            if batch.budget <= 0:
+                return
+            if request.status is not running:
+                continue  # preempted for one before it
+            expected = request.num_expected_tokens
+            computed = request.num_computed_tokens
+            num_new = expected - computed
+            if num_new == 1:
+                if not decode or expected >= request.stop_at:
+                    continue  # at its full length: the last token is on its way
+            elif num_new > 1 and prefill:
+                num_new = self._chunk(request, num_new, batch.budget)
+                if not num_new:
+                    continue
+            else:
+                continue
+            if computed + num_new > request.capacity:
+                num_new = self._make_room(batch, request, num_new)
+                if not num_new:
+                    continue
+            add(request, num_new)
+
+    def _make_room(self, batch: PlanBuilder, request: Request, num_new: int) -> int:
+        """Blocks for `num_new` more tokens of a running request, taken from others if need be.
+
+        How many of them got room: all; fewer, if nobody is left to take from; or none.
+        """
+        computed = request.num_computed_tokens
+        while (updates := self._memory.grow(request, computed + num_new)) is None:
+            running = self._running.snapshot()
+            if len(running) > 1:
+                victim = self._victim(running, request)
+                batch.withdraw(victim)
+                self._lifecycle.preempt(victim)
+                self._preempted = True
+                if victim is request:
+                    return 0
+            elif request.last_step > self._landed:
+                return 0  # what its submitted steps leave behind may be enough
+            elif num_new == 1:
+                self._end_stuck(request)
+                return 0
+            else:
+                num_new //= 2
+        batch.grow(request, updates)
+        return num_new
+
+    def _victim(self, running: list[Request], needing: Request) -> Request:
+        # A policy that lets requests throw each other out in turn would stand still for ever. Taking the youngest
+        # until a token has been sampled ends that: the oldest is then never thrown out.
+        if self._lifecycle.preemptions_without_token > 2 * self._limits.max_num_seqs:
+            return max(running, key=lambda request: request.sequence_number)
+        return self._queue.victim(running, needing)
+
+    def _let_enter(self, batch: PlanBuilder) -> None:
+        """Rows for waiting requests. The first that cannot enter holds up those behind it."""
+        while batch.budget > 0 and len(self._running) < self._limits.max_num_seqs and not self._preempted:
+            request = self._queue.peek()
+            if request is None or request.last_step > self._landed:
+                return  # nobody waits, or the first one's own last token is still on its way
+            alone = not len(self._running)
+            if not alone:
+                if self._blocked == (request, self._memory.manager.num_free_blocks):
+                    return
+                if not self._queue.admit(request, self._load(batch)):
+                    return
+            self._blocked = None
+            if self._enter(batch, request, alone):
+                continue
+            if not alone:
+                self._blocked = (request, self._memory.manager.num_free_blocks)
+                return
+            self._end_stuck(request)
+
+    def _enter(self, batch: PlanBuilder, request: Request, alone: bool) -> bool:
+        """Admit `request` if budget and blocks suffice; `alone`, with fewer tokens of its prompt if need be."""
+        limit = batch.budget
+        while True:
+            start = self._memory.start(request)
+            computed = start.num_computed_tokens
+            num_new = min(limit, self._chunk(request, request.num_expected_tokens - computed, batch.budget))
+            if not num_new:
+                return False
+            if self._memory.place(request, start, computed + num_new):
+                break
+            if self._memory.give_up_kept():
+                continue
+            if not alone or num_new == 1:
+                return False
+            limit = num_new // 2
+        self._queue.pop(request)
+        self._running.enter(request)
+        request.num_computed_tokens = computed
+        if request.last_step < 0:
+            self._enters_first(request, min(computed, request.num_prompt_tokens))
+        batch.enter(request, num_new, self._memory.manager.block_ids(request), start.block_copies)
+        return True
+
+    def _enters_first(self, request: Request, num_cached_tokens: int) -> None:
+        group = request.group
+        if request is group.leader:
+            group.num_cached_tokens = num_cached_tokens
+            group.metrics.first_scheduled_time = time.monotonic()
+        else:
+            self._lifecycle.forked(request)
+        request.num_cached_tokens = group.num_cached_tokens
+
+    def _chunk(self, request: Request, pending: int, budget: int) -> int:
+        """How many of `pending` tokens to compute now; 0: none, because the prompt must not be cut."""
+        offered = min(pending, budget)
+        if self._limits.chunked_prefill:
+            return self._queue.chunk(request, offered) if pending > 1 else offered
+        # One that was preempted may have grown beyond the budget; it is cut all the same.
+        return 0 if offered < pending <= self._limits.max_num_batched_tokens else offered
+
+    def _end_stuck(self, request: Request) -> None:
+        """Nothing else holds blocks and still `request` finds no room."""
+        if request.num_output_tokens:
+            self._lifecycle.end_with_news(request, "length")
+            return
+        self._lifecycle.end_with_news(
+            request,
+            "error",
+            f"The KV cache has no room for the {request.num_tokens} tokens of this request, "
+            f"although nothing else runs.",
+        )
+
+    def _load(self, batch: PlanBuilder) -> Load:
+        manager = self._memory.manager
+        return Load(
+            num_running=len(self._running),
+            max_num_seqs=self._limits.max_num_seqs,
+            num_waiting=len(self._queue),
+            token_budget_left=batch.budget,
+            num_free_blocks=manager.num_free_blocks,
+            num_blocks=manager.num_blocks,
+        )

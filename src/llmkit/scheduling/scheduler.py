@@ -1,0 +1,111 @@
+"""The scheduler: requests in, plans out, results in, outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from llmkit.hookspecs.scheduler import SchedulerPolicy
+from llmkit.kv_cache.layout import KVCacheLayout
+from llmkit.kv_cache.manager import KVCacheManager
+from llmkit.requests.message import EngineOutput, EngineRequest
+from llmkit.requests.output import FinishedRequest
+from llmkit.scheduling.guarded_queue import GuardedQueue
+from llmkit.scheduling.lifecycle import Lifecycle
+from llmkit.scheduling.limits import Limits
+from llmkit.scheduling.plan import StepPlan, StepResult
+from llmkit.scheduling.planner import Planner
+from llmkit.scheduling.running import RunningSet
+from llmkit.scheduling.sequence_memory import SequenceMemory
+from llmkit.scheduling.step_results import StepResults
+
+if TYPE_CHECKING:
+    from llmkit.config import EngineConfig
+    from llmkit.kv_cache.events import KVEvent
+
+
+class Scheduler:
+    """Decides what each step computes. Used from one thread, by the engine core.
+
+    Plans may be made ahead of results, up to `max_concurrent_steps` of them; results must be applied in the order
+    of the plans. The parts, each with its own state: `queue` (who waits), `running` (who runs, slots), `memory`
+    (blocks), lifecycle (unfinished requests); the planner and the step results work on them.
+
+    Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: KVCacheLayout,
+        policy: SchedulerPolicy,
+        max_concurrent_steps: int = 1,
+        on_event: Callable[[KVEvent], None] | None = None,
+    ) -> None:
+        self.max_concurrent_steps = max_concurrent_steps
+        max_model_len = config.model.max_model_len or 0
+        self.manager = KVCacheManager(layout, max_model_len=max_model_len, on_event=on_event)
+        self.limits = Limits.of(config, self.manager, max_concurrent_steps)
+        self.queue = GuardedQueue(policy)
+        self.running = RunningSet(self.limits.max_num_seqs)
+        self.memory = SequenceMemory(self.manager)
+        self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory)
+        self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle)
+        self._results = StepResults(self.memory, self._lifecycle)
+        self._next_step = 0
+        self._landed_step = -1
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, or whose end `take_news` has still to tell."""
+        return len(self._lifecycle)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._lifecycle.num_preemptions
+
+    def add(self, request: EngineRequest) -> None:
+        """Take in a request. Raises InvalidRequestError if its id is in use or it can never be served."""
+        self._lifecycle.add(request)
+
+    def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
+        """End the requests (or only their sequence `index`) now, wherever they are; no output tells of it.
+
+        Unknown and finished ids are ignored.
+        """
+        self._lifecycle.abort(request_ids, index)
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None if there is nothing to compute now."""
+        batch = self._planner.choose(self._landed_step)
+        if not batch.requests:
+            return None
+        plan = batch.build(self._next_step, self.running.take_removed_slots())
+        self._next_step += 1
+        return plan
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Apply the result of the oldest plan that has none yet. Raises EngineError if it does not fit the plan;
+        nothing has changed then, and `fail` must follow."""
+        outputs = self._results.apply(plan, result)
+        self._landed_step = plan.step
+        return outputs
+
+    def fail(self, plan: StepPlan, message: str) -> None:
+        """The oldest plan that has no result has failed: its requests end with `message`."""
+        self._results.fail(plan, message)
+        self._landed_step = plan.step
+
+    def take_news(self) -> list[EngineOutput]:
+        """Outputs that are not the result of a step's row: errors, and ends decided while planning."""
+        return self._lifecycle.take_news()
+
+    def take_finished(self) -> list[FinishedRequest]:
+        """Requests that have ended since the last call."""
+        return self._lifecycle.take_finished()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks."""
+        while self.memory.give_up_kept():
+            pass
+        return self.manager.reset_prefix_cache()

@@ -1,0 +1,149 @@
+"""Applying the result of a step: new tokens, stop conditions, commits to the prefix cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from llmkit.errors import EngineError
+from llmkit.requests.logprobs import PositionLogprobs
+from llmkit.requests.message import EngineOutput
+from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.lifecycle import Lifecycle
+from llmkit.scheduling.plan import StepPlan, StepResult
+from llmkit.scheduling.sequence_memory import SequenceMemory
+
+
+class StepResults:
+    """Turns what a step has sampled into outputs. Rows whose request has ended meanwhile are dropped; a token of
+    one that was preempted meanwhile is kept.
+    """
+
+    def __init__(self, memory: SequenceMemory, lifecycle: Lifecycle) -> None:
+        self._memory = memory
+        self._lifecycle = lifecycle
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Update the requests of `plan`, in row order. Raises EngineError if the result does not fit the plan."""
+        tokens: list[int] = result.token_ids.tolist()
+        if len(tokens) != len(plan.requests):
+            raise EngineError(f"The step returned {len(tokens)} tokens for {len(plan.requests)} rows.")
+        outputs: list[EngineOutput] = []
+        running, finished = RequestStatus.RUNNING, RequestStatus.FINISHED
+        logprobs = result.logprobs
+        special = result.failed.keys() | result.prompt_logprobs.keys()
+        ends: list[int] = (plan.num_computed + plan.num_new).tolist()
+        # The plain case, one more token for a request that has some, is kept free of calls.
+        for row, (request, token, end) in enumerate(zip(plan.requests, tokens, ends, strict=True)):
+            status = request.status
+            if status is finished:
+                continue
+            if token < 0 or status is not running or not request.has_sampled or row in special:
+                output = self._apply_row(plan, row, end, result)
+                if output is None:
+                    continue
+            else:
+                if end >= request.commit_at:
+                    self._memory.commit(request, end)
+                token_ids = request.token_ids
+                token_ids.append(token)
+                output = EngineOutput(
+                    request_id=request.request_id,
+                    index=request.index,
+                    new_token_ids=[token],
+                    num_cached_tokens=request.num_cached_tokens,
+                )
+                if token in request.stop_token_ids or len(token_ids) >= request.stop_at:
+                    self._stop(request, token, output)
+            if logprobs and row in logprobs:
+                output.logprobs = [logprobs[row]]
+            outputs.append(output)
+        if outputs:
+            self._lifecycle.preemptions_without_token = 0
+        return outputs
+
+    def fail(self, plan: StepPlan, message: str) -> None:
+        """The step of `plan` has failed as a whole: its requests end with an error, told with the next outputs."""
+        for request in plan.requests:
+            if request.status is not RequestStatus.FINISHED:
+                self._lifecycle.end_with_news(request, "error", message)
+
+    def _apply_row(self, plan: StepPlan, row: int, end: int, result: StepResult) -> EngineOutput | None:
+        """The general case of a row; None if there is nothing to tell."""
+        request = plan.requests[row]
+        token = int(result.token_ids[row])
+        output = EngineOutput(
+            request_id=request.request_id,
+            index=request.index,
+            new_token_ids=[],
+            num_cached_tokens=request.num_cached_tokens,
+        )
+        samples = bool(plan.samples[row])
+        if row in result.failed or (samples and token < 0):
+            output.finish_reason = "error"
+            output.error = result.failed.get(row, "The step returned no token for this request.")
+            self._lifecycle.end(request, "error", output.error)
+            return output
+        if request.status is RequestStatus.RUNNING and end >= request.commit_at:
+            self._memory.commit(request, end)
+        entries = result.prompt_logprobs.get(row)
+        if request.wants_prompt_logprobs:
+            output.prompt_logprobs = _owed(request, int(plan.num_computed[row]), entries or [])
+        if samples:
+            self._take_token(request, token, end, output)
+        elif not request.sampling and end >= request.num_prompt_tokens:
+            self._end_scoring(request, output)
+        return output if samples or output.prompt_logprobs or output.finish_reason else None
+
+    def _take_token(self, request: Request, token: int, end: int, output: EngineOutput) -> None:
+        if not request.has_sampled:
+            self._first_token(request, end)
+        request.token_ids.append(token)
+        if request.status is RequestStatus.WAITING:
+            request.num_expected_tokens = len(request.token_ids)  # preempted while the token was on its way
+        output.new_token_ids = [token]
+        if token in request.stop_token_ids or len(request.token_ids) >= request.stop_at:
+            self._stop(request, token, output)
+
+    def _first_token(self, request: Request, num_computed_tokens: int) -> None:
+        request.has_sampled = True
+        metrics = request.group.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = time.monotonic()
+        if request is request.group.leader and request.group.pending:
+            if request.status is RequestStatus.RUNNING:
+                self._memory.commit(request, num_computed_tokens)  # a fork may start only from committed tokens
+            self._lifecycle.prompt_done(request)
+
+    def _end_scoring(self, request: Request, output: EngineOutput) -> None:
+        """A prompt has been scored: that is the answer of all sequences."""
+        output.finish_reason = "length"
+        for sibling in list(request.group.pending):
+            self._lifecycle.end_with_news(sibling, "length")
+        self._lifecycle.end(request, "length")
+
+    def _stop(self, request: Request, token: int, output: EngineOutput) -> None:
+        """End `request` if its last token, `token`, does: end-of-sequence and stop tokens, then length."""
+        length = len(request.token_ids)
+        if token in request.stop_token_ids and length >= request.stop_length:
+            output.finish_reason = "stop"
+            output.stop_reason = None if token in request.eos_token_ids else token
+        elif length >= request.stop_at:
+            output.finish_reason = "length"
+        else:
+            return  # a stop token before min_tokens
+        request.group.metrics.last_token_time = time.monotonic()
+        self._lifecycle.end(request, output.finish_reason)
+
+
+def _owed(request: Request, start: int, entries: Sequence[PositionLogprobs]) -> list[PositionLogprobs | None] | None:
+    """Of the prompt entries of a row that started at `start`, those not told yet; position 0 has None.
+
+    A row that starts at `start` makes the positions from `start` + 1 on known. After a preemption the prompt is
+    computed again, and its entries come again.
+    """
+    told = request.num_prompt_logprobs
+    owed: list[PositionLogprobs | None] = [None] if told == 0 else []
+    owed += entries[max(0, told - (start + 1)) :]
+    request.num_prompt_logprobs += len(owed)
+    return owed or None
