@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,8 @@ class BlockTable:
         first = start * self._pages_per_block
         self.pages[slot, first : first + len(pages)] = pages
 
-    def slot_mapping(self, slots: IntArray, positions: IntArray) -> IntArray:
+    def slot_mapping(self, slots: IntArray, positions: IntArray) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Cache slots int64[t] (page * page_size + offset) of tokens at `positions` of sequences `slots`, both [t]."""
         columns, offsets = np.divmod(positions, self.page_size)
-        return self.pages[slots, columns].astype(np.int64) * self.page_size + offsets
+        pages = self.pages[slots, columns].astype(np.int64)
+        return pages * self.page_size + offsets

@@ -29,7 +29,7 @@ class KVTensors:
             group: backend.kv_shape(num_pages, layout.page_size, kind.spec.num_kv_heads, kind.spec.head_size)
             for group, kind in enumerate(layout.groups)
         }
-        self._block_bytes = layout.pages_per_block * page_bytes(layout, backend)
+        self._block_bytes = block_bytes(layout, backend)
         self._storages = [
             _zeros(layout.num_blocks * self._block_bytes, device) for _ in range(layout.num_tensors)
         ]
@@ -62,19 +62,20 @@ class KVTensors:
             blocks[torch.tensor(destinations, device=storage.device)] = blocks[source]
 
 
-def page_bytes(layout: KVCacheLayout, backend: AttentionBackend) -> int:
-    """Bytes of one page of one tensor, with whatever padding the backend's shape has.
+def block_bytes(layout: KVCacheLayout, backend: AttentionBackend) -> int:
+    """Bytes of one block of one tensor, with whatever padding the backend's shape has.
 
     Raises PluginError if it differs between groups: then a block id could not mean the same bytes to all.
     """
+    pages, size = layout.pages_per_block, layout.page_size
+    specs = [group.spec for group in layout.groups]
     sizes = {
-        math.prod(backend.kv_shape(1, layout.page_size, group.spec.num_kv_heads, group.spec.head_size))
-        * group.spec.dtype.itemsize
-        for group in layout.groups
+        math.prod(backend.kv_shape(pages, size, spec.num_kv_heads, spec.head_size)) * spec.dtype.itemsize
+        for spec in specs
     }
     if len(sizes) > 1:
         raise PluginError(
-            f"{type(backend).__name__} stores pages of different sizes ({sorted(sizes)} bytes) for this model's "
+            f"{type(backend).__name__} stores blocks of different sizes ({sorted(sizes)} bytes) for this model's "
             "attention layers, so they cannot share one cache.",
             hint="Choose another attention plugin with --attention.",
         )

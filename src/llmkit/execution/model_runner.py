@@ -40,7 +40,7 @@ class ModelRunner:
         self._backend = backend
         self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
         self._kv = KVTensors(layout, backend, device)
-        self._group_of_layer = _groups_by_layer(layout)
+        self._group_of_layer = groups_by_layer(layout)
         self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
         self._prompt_scorer = PromptScorer(model, self._batch.token_ids, vocab_size)
 
@@ -92,6 +92,7 @@ def forward_context(
     return ForwardContext(backend, [metadata[group] for group in group_of_layer], kv_caches)
 
 
-def _groups_by_layer(layout: KVCacheLayout) -> list[int]:
+def groups_by_layer(layout: KVCacheLayout) -> list[int]:
+    """The KV group of every attention layer."""
     group_of = layout.group_of_layer()
     return [group_of[layer] for layer in sorted(group_of)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,17 +13,24 @@ if TYPE_CHECKING:
     from llmkit.kv_cache.layout import KVGroup
     from llmkit.registry import Registry
 
+LoadProgress = Callable[[int, int | None], None]
+"""Called while weights are read, with the bytes done and the bytes in all (None: unknown)."""
+
 
 @dataclass(frozen=True)
 class WorkerSetup:
     """The resolved configuration: every default filled in (`config`), the model's files and architecture (`source`),
-    and the registry to build plugins from. `rank` of `world_size` workers."""
+    and the registry to build plugins from. `rank` of `world_size` workers.
+
+    progress: told of the bytes read; used by workers in this process only.
+    """
 
     config: EngineConfig
     source: ModelSource
     registry: Registry
     rank: int = 0
     world_size: int = 1
+    progress: LoadProgress | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

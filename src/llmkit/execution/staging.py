@@ -55,7 +55,7 @@ class StagingBuffer:
         """Device tensors with the contents of the arrays of the last `layout`."""
         if not self._is_host:
             self._mirror[: self._used].copy_(self._host[: self._used], non_blocking=True)
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
         return {
             name: self._mirror[start : start + size].view(_TORCH_DTYPES[dtype]).view(shape)

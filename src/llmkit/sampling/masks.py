@@ -86,7 +86,8 @@ class BannedSequences:
         if len(recent):
             tail[width - len(recent) :] = recent
         matches = ((prefixes == tail) | (prefixes == -1)).all(axis=1)
-        return self._last_tokens[slot][matches]
+        last_tokens: HostArray = self._last_tokens[slot][matches]
+        return last_tokens
 
 
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor) -> None:

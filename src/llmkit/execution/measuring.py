@@ -1,0 +1,173 @@
+"""How much memory there is and what a full step takes: measured on a GPU, estimated on the CPU and in dry runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmkit.execution.kv_tensors import KVTensors, block_bytes
+from llmkit.execution.memory import CacheNeeds, MemoryUse
+from llmkit.execution.model_runner import forward_context, groups_by_layer
+from llmkit.hookspecs.attention import AttentionBatch
+from llmkit.kv_cache.groups import make_group_managers
+from llmkit.requests.message import EngineRequest
+from llmkit.requests.sampling_params import SamplingParams
+from llmkit.sampling.sampler import Sampler
+from llmkit.scheduling.plan import AddedRow, IntArray
+
+if TYPE_CHECKING:
+    from llmkit.config import EngineConfig
+    from llmkit.execution.building import BuiltModel
+    from llmkit.layers.config import DecoderConfig
+
+_CGROUP = Path("/sys/fs/cgroup")
+_SAMPLER_COPIES = 3  # float32 tensors the size of the logits that live at once while sampling
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of main memory that this process can have, and that are free for it now."""
+
+    total: int
+    free: int
+
+
+def host_memory() -> HostMemory:
+    """Main memory, or the control group's share of it where that is less."""
+    import psutil  # type: ignore[import-untyped]
+
+    machine = psutil.virtual_memory()
+    total, free = int(machine.total), int(machine.available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        # No control group, or one without a limit ("max").
+        return HostMemory(total, free)
+    return HostMemory(min(total, limit), max(0, min(free, limit - used)))
+
+
+def host_use(config: EngineConfig, before: HostMemory, weights: int, activations: int) -> MemoryUse:
+    """Memory use on the CPU. `before`: as it was before the weights were loaded."""
+    left = before.free - weights - activations
+    other = before.total - before.free
+    share = int(max(0, left) * config.kv_cache.cpu_memory_utilization)
+    return MemoryUse(
+        total=before.total,
+        usable=other + weights + activations + share if left > 0 else other + before.free,
+        weights=weights,
+        activations=activations,
+        other=other,
+        free=left,
+        utilization_key="cpu_memory_utilization",
+    )
+
+
+def gpu_use(config: EngineConfig, device: torch.device, weights: int, activations: int) -> MemoryUse:
+    """Memory use on a GPU; `other` is what neither torch nor the cache holds: contexts, libraries, other processes."""
+    free, total = torch.cuda.mem_get_info(device)
+    other = max(0, total - free - torch.cuda.memory_reserved(device))
+    return MemoryUse(
+        total=total,
+        usable=int(total * config.kv_cache.gpu_memory_utilization),
+        weights=weights,
+        activations=activations,
+        other=other,
+        free=total - other - weights - activations,
+        utilization_key="gpu_memory_utilization",
+    )
+
+
+def cache_needs(built: BuiltModel, config: EngineConfig) -> CacheNeeds:
+    """What the KV cache is made of and how much of it the limits can use. `config` is resolved."""
+    layout = built.layout(2)
+    length, budget, sequences = limits(config)
+    managers = make_group_managers(built.groups, built.block_size)
+    return CacheNeeds(
+        block_bytes=layout.num_tensors * block_bytes(layout, built.backend),
+        block_size=built.block_size,
+        blocks_per_sequence=sum(manager.peak_blocks(length, min(length, budget)) for manager in managers),
+        max_num_seqs=sequences,
+        max_model_len=length,
+    )
+
+
+def limits(config: EngineConfig) -> tuple[int, int, int]:
+    """(max_model_len, max_num_batched_tokens, max_num_seqs) of a resolved configuration."""
+    length, budget = config.model.max_model_len, config.scheduler.max_num_batched_tokens
+    sequences = config.scheduler.max_num_seqs
+    if length is None or budget is None or sequences is None:
+        raise ValueError("a worker needs max_model_len, max_num_batched_tokens and max_num_seqs to be resolved")
+    return length, budget, sequences
+
+
+def estimated_activations(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
+    """Bytes of temporaries of a full step of an ordinary decoder.
+
+    The widest moment of a layer holds the residual stream, the projection that is worked on and its result;
+    sampling holds a few tensors the size of the logits of all sequences.
+    """
+    _, tokens, sequences = limits(config)
+    attention = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    widest = max(3 * model.intermediate_size, attention)
+    per_token = (3 * model.hidden_size + widest) * itemsize
+    return tokens * per_token + _SAMPLER_COPIES * min(sequences, tokens) * model.vocab_size * 4
+
+
+@torch.inference_mode()
+def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.device) -> int:
+    """Bytes of temporaries of a full step on a GPU: run one, with a cache of two blocks that is not written to."""
+    _, tokens, sequences = limits(config)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    kv = KVTensors(built.layout(2), built.backend, device)
+    cache = kv.nbytes
+    rows = min(sequences, tokens)
+    lengths = np.full(rows, tokens // rows, dtype=np.int32)
+    lengths[: tokens % rows] += 1
+    batch = _unwritten_batch(lengths, built.page_size, device)
+    layout = built.layout(2)
+    context = forward_context(built.backend, [batch] * len(layout.groups), groups_by_layer(layout), kv.layers)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    hidden = built.model.forward(ids, ids, context)
+    _sample_all(built.model.logits(hidden[:rows]))
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before - cache
+    del hidden, kv, context, batch
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _unwritten_batch(lengths: IntArray, page_size: int, device: torch.device) -> AttentionBatch:
+    """Prompts of `lengths` tokens whose pages are all page 0, and whose keys and values go nowhere."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    longest = int(lengths.max())
+    return AttentionBatch(
+        query_start_loc=torch.from_numpy(starts).to(device),
+        seq_lens=torch.from_numpy(lengths).to(device),
+        block_table=torch.zeros((len(lengths), -(-longest // page_size)), dtype=torch.int32, device=device),
+        slot_mapping=torch.full((int(starts[-1]),), -1, dtype=torch.int64, device=device),
+        query_start_loc_np=starts,
+        seq_lens_np=lengths,
+        num_rows=len(lengths),
+        num_tokens=int(starts[-1]),
+        max_query_len=longest,
+        max_seq_len=longest,
+        page_size=page_size,
+    )
+
+
+def _sample_all(logits: torch.Tensor) -> None:
+    """Sample every row in the most expensive way."""
+    rows, vocab_size = logits.shape
+    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=0)
+    request = EngineRequest(request_id="", prompt_token_ids=[0], sampling_params=params, max_tokens=1)
+    sampler = Sampler(np.zeros((rows, 2), dtype=np.int32), vocab_size, logits.device)
+    for slot in range(rows):
+        sampler.add(AddedRow(slot, request, 0, slot, [0], 1, ()))
+    sampler.sample(logits, np.arange(rows, dtype=np.int32), np.ones(rows, dtype=np.int32))

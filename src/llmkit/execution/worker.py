@@ -1,0 +1,158 @@
+"""A worker owns one device: the model's weights, the KV cache, and the runner that uses both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmkit.errors import EngineClosedError, OutOfMemoryError
+from llmkit.execution.building import DTYPES, BuiltModel, build_model
+from llmkit.execution.measuring import (
+    HostMemory,
+    cache_needs,
+    estimated_activations,
+    gpu_use,
+    host_memory,
+    host_use,
+    limits,
+    measured_activations,
+)
+from llmkit.execution.memory import MemoryPlan, plan_memory
+from llmkit.execution.model_runner import ModelRunner
+from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
+
+if TYPE_CHECKING:
+    from llmkit.kv_cache.layout import KVCacheLayout
+    from llmkit.scheduling.plan import StepPlan, StepResult
+
+
+class Worker:
+    """Life: `load`, `allocate`, any number of `execute`, `close`; or `dry_run`, `close`.
+
+    Calls come from one thread. While a worker lives, torch's number of threads is the configured one.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._device = torch.device(setup.config.execution.device)
+        self._built: BuiltModel | None = None
+        self._runner: ModelRunner | None = None
+        self._threads_before: int | None = None
+
+    def dry_run(self) -> WorkerReport:
+        """Choose the plugins and plan the memory; nothing is read or allocated. Raises as `load` does."""
+        built = build_model(self._setup, torch.device("meta"))
+        return _report(built, self._plan_memory(built, host_memory(), loaded=False))
+
+    def load(self, progress: LoadProgress | None = None) -> WorkerReport:
+        """Build the model, read its weights, measure, and plan the KV cache.
+
+        progress is told of the bytes read; by default the setup's own. Raises PluginError, ModelError, ConfigError,
+        OutOfMemoryError.
+        """
+        self._set_threads()
+        before = host_memory()
+        source = self._setup.source
+        with torch.no_grad(), _device_memory_explained("the weights of the model"):
+            built = build_model(self._setup, self._device)
+            tensors = source.format.tensors(source.path, source.config)
+            built.model.load_weights(
+                _counted(tensors, source.format.size_bytes(source.path), progress or self._setup.progress)
+            )
+        self._built = built
+        return _report(built, self._plan_memory(built, before, loaded=True))
+
+    def allocate(self, layout: KVCacheLayout) -> None:
+        """Create the KV cache as `layout` says; the worker can then execute. Raises OutOfMemoryError."""
+        if self._built is None:
+            raise EngineClosedError("The worker has no model: load must come before allocate.")
+        length, _, sequences = limits(self._setup.config)
+        with _device_memory_explained("the KV cache"):
+            self._runner = ModelRunner(
+                self._built.model,
+                self._built.backend,
+                layout,
+                vocab_size=self._built.config.vocab_size,
+                max_num_seqs=sequences,
+                max_model_len=length,
+                device=self._device,
+            )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises OutOfMemoryError, or whatever went wrong on the device."""
+        if self._runner is None:
+            raise EngineClosedError("The worker has no KV cache: allocate must come before execute.")
+        with _device_memory_explained("a step's activations"):
+            return self._runner.execute(plan)
+
+    def close(self) -> None:
+        """Free weights and cache. May be called twice."""
+        self._built = self._runner = None
+        # Modules and their parents refer to each other; without this the weights would live until some later
+        # collection.
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+    def _set_threads(self) -> None:
+        threads = self._setup.config.execution.num_threads
+        if threads is not None and self._device.type == "cpu":
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+
+    def _plan_memory(self, built: BuiltModel, before: HostMemory, *, loaded: bool) -> MemoryPlan:
+        config = self._setup.config
+        weights = built.model.parameter_bytes()
+        if self._device.type == "cuda":
+            if loaded:
+                weights = torch.cuda.memory_allocated(self._device)
+                activations = measured_activations(built, config, self._device)
+            else:
+                activations = self._estimate(built)
+            use = gpu_use(config, self._device, weights, activations)
+        else:
+            use = host_use(config, before, weights, self._estimate(built))
+        return plan_memory(use, cache_needs(built, config), config.kv_cache)
+
+    def _estimate(self, built: BuiltModel) -> int:
+        config = self._setup.config
+        return estimated_activations(built.config, config, DTYPES[config.model.dtype].itemsize)
+
+
+def _report(built: BuiltModel, memory: MemoryPlan) -> WorkerReport:
+    return WorkerReport(memory, built.groups, built.block_size, built.page_size)
+
+
+def _counted(
+    tensors: Iterable[tuple[str, torch.Tensor]], total: int | None, progress: LoadProgress | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Pass tensors through and tell `progress` of their bytes; holds none of them."""
+    done = 0
+    if progress is not None:
+        progress(0, total)
+    for name, tensor in tensors:
+        size = tensor.nbytes
+        yield name, tensor
+        del tensor
+        done += size
+        if progress is not None:
+            progress(done, total)
+
+
+@contextmanager
+def _device_memory_explained(what: str) -> Iterator[None]:
+    """Turn torch's out-of-memory error into one that says what there was no room for and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"The GPU has no memory left for {what}: {str(error).splitlines()[0]}",
+            hint="Lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs, or free the GPU.",
+        ) from error
