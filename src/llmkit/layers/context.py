@@ -31,6 +31,7 @@ class ModelContext:
 
     `attention_layers` collects the attention layers as they are built: their order is their index.
     `layer_range`: the decoder layers to build, for pipeline parallelism; None: all.
+    `max_model_len`: tokens of the longest sequence; None: the configuration's max_position_embeddings.
     """
 
     config: DecoderConfig
@@ -40,12 +41,14 @@ class ModelContext:
     quantization: QuantizationMethod
     parallel: ParallelLayout = field(default_factory=ParallelLayout)
     layer_range: range | None = None
+    max_model_len: int | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ForwardContext:
-    """One forward pass: the backend, its metadata per KV group and the cache tensors, by attention-layer index."""
+    """One forward pass. `metadata` and `kv_caches` are indexed by attention layer: layers of one KV group have the
+    same metadata object, what `backend.plan` returned for the group."""
 
     backend: AttentionBackend
     metadata: list[Any]

@@ -1,18 +1,56 @@
-"""A torch module without the call machinery."""
+"""A torch module without the call machinery, and the contract by which layers take their weights."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """Where one tensor of a checkpoint goes. shape: the whole tensor's. load: called once with a tensor of it."""
+
+    shape: tuple[int, ...]
+    load: Callable[[torch.Tensor], None]
 
 
 class Module(nn.Module):
     """`nn.Module` whose call goes straight to `forward`: no hooks, a tenth of the overhead.
 
     A decode step on a small model makes hundreds of module calls; nn.Module's dispatch would cost as much as the
-    arithmetic of the small ones.
+    arithmetic of the small ones. For the same reason child modules are plain attributes, too, found without
+    nn.Module's `__getattr__`.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_modules", ()):
+            self.__dict__.pop(name, None)
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._modules:
+            self.__dict__.pop(name, None)
+        super().__delattr__(name)
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        """(checkpoint name, slot) of the tensors that this module itself holds, not its children.
+
+        path: the module's place in the model, e.g. "model.layers.0.mlp.gate_up_proj". Asking for the slots
+        prepares the module for loading and forgets what it held.
+        """
+        return iter(())
+
+    def parameter_bytes(self) -> int:
+        """Bytes that the weights of this module itself take once loaded; its children not counted."""
+        return 0

@@ -1,0 +1,79 @@
+"""The attention backend around the compiled CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit_attention import cpu_kernels
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_tokens: int
+
+
+class CPUAttention(AttentionBackend):
+    """Computes in float32 whatever the types of model and cache; the cache may be narrower than the model."""
+
+    def support(self, query: AttentionQuery) -> Support:
+        reasons = []
+        if query.device_type != "cpu":
+            reasons.append(f"runs on the CPU, not on {query.device_type}")
+        for what, dtype in (("model", query.dtype), ("KV cache", query.kv_dtype)):
+            if dtype not in _DTYPES:
+                reasons.append(f"the {what}'s type {dtype} is not float32, bfloat16 or float16")
+        if query.head_size % cpu_kernels.HEAD_ALIGNMENT:
+            reasons.append(f"head size {query.head_size} is not a multiple of {cpu_kernels.HEAD_ALIGNMENT}")
+        if query.num_heads % query.num_kv_heads:
+            reasons.append(f"{query.num_heads} query heads are not a multiple of {query.num_kv_heads} KV heads")
+        return Support(score=10, reasons=tuple(reasons))
+
+    def page_sizes(self) -> Sequence[int]:
+        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+
+    def plan(self, batch: AttentionBatch) -> _Plan:
+        return _Plan(
+            batch.query_start_loc[: batch.num_rows + 1].contiguous(),
+            batch.seq_lens[: batch.num_rows].contiguous(),
+            batch.block_table[: batch.num_rows].contiguous(),
+            batch.slot_mapping[: batch.num_tokens].contiguous(),
+            batch.num_tokens,
+        )
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: _Plan,
+    ) -> torch.Tensor:
+        tokens = metadata.num_tokens
+        cpu_kernels.write_kv(key[:tokens], value[:tokens], kv_cache, metadata.slot_mapping)
+        wide = query.float().contiguous()
+        output = torch.empty_like(wide)
+        if tokens < query.shape[0]:
+            output[tokens:] = 0.0
+        cpu_kernels.paged_attention(
+            wide,
+            kv_cache,
+            metadata.block_table,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            layer.scale,
+            layer.sliding_window or 0,
+            layer.soft_cap or 0.0,
+            output,
+        )
+        return output.to(query.dtype)

@@ -1,0 +1,39 @@
+"""The kernel table of the CPU: compiled operations where there are some, the reference for the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from llmkit_kernels import cpu_fused, cpu_linear
+from llmkit_kernels.torch_table import TorchKernels
+
+
+class CPUKernels(TorchKernels):
+    """float32 operands take compiled kernels; other types take torch's operations."""
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return cpu_linear.linear(x, weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        # Heads cut out of a wider row are copied: the kernel on the copy is faster than torch's chain in place.
+        return cpu_fused.rms_norm(x.contiguous(), weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return cpu_fused.fused_add_rms_norm(x, residual, weight, eps)
+
+    def rotary(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, head_size: int
+    ) -> None:
+        if query.dtype is not torch.float32 or cos_sin.shape[1] != head_size:
+            super().rotary(positions, query, key, cos_sin, head_size)
+            return
+        whole_query, whole_key = query.contiguous(), key.contiguous()
+        cpu_fused.rotary(positions, whole_query, whole_key, cos_sin, head_size)
+        for rows, whole in ((query, whole_query), (key, whole_key)):
+            if whole is not rows:
+                rows.copy_(whole)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return cpu_fused.silu_and_mul(gate_up)

@@ -1,0 +1,109 @@
+"""The attention layer, and the attention block of an ordinary decoder layer around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmkit.hookspecs.attention import AttentionLayer
+from llmkit.layers.linear import QKVParallelLinear, RowParallelLinear
+from llmkit.layers.module import Module
+from llmkit.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from llmkit.layers.config import LayerOptions
+    from llmkit.layers.context import ForwardContext, ModelContext
+    from llmkit.layers.rotary import RotaryEmbedding
+
+
+class Attention(Module):
+    """Causal attention through whatever backend the forward pass carries.
+
+    Registers itself in `context.attention_layers`; its place there is its index in metadata and caches.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        """Head counts are this worker's. scale: None for 1/sqrt(head_size)."""
+        super().__init__()
+        self.layer = AttentionLayer(
+            index=len(context.attention_layers),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            scale=head_size**-0.5 if scale is None else scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+        context.attention_layers.append(self.layer)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """query [t, heads*head_size], key and value [t, kv_heads*head_size] → [t, heads*head_size]."""
+        layer = self.layer
+        tokens, index, size = query.shape[0], layer.index, layer.head_size
+        output = context.backend.forward(
+            layer,
+            query.view(tokens, layer.num_heads, size),
+            key.view(tokens, layer.num_kv_heads, size),
+            value.view(tokens, layer.num_kv_heads, size),
+            context.kv_caches[index],
+            context.metadata[index],
+        )
+        return output.reshape(tokens, layer.num_heads * size)
+
+
+class SelfAttention(Module):
+    """Projections, optional norm of query and key heads, rotary embedding, attention, output projection."""
+
+    def __init__(self, context: ModelContext, options: LayerOptions, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        config = context.config
+        size = config.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            context,
+            config.hidden_size,
+            size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            bias=options.qkv_bias,
+        )
+        self.o_proj = RowParallelLinear(
+            context, config.num_attention_heads * size, config.hidden_size, bias=options.output_bias
+        )
+        self.has_qk_norm = options.qk_norm
+        if options.qk_norm:
+            self.q_norm = RMSNorm(context, size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(context, size, config.rms_norm_eps)
+        self.rotary = rotary
+        self.attention = Attention(
+            context,
+            self.qkv_proj.num_heads,
+            self.qkv_proj.num_kv_heads,
+            size,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            soft_cap=options.soft_cap,
+        )
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """positions int64 [t], x [t, hidden_size] → [t, hidden_size]."""
+        projected = self.qkv_proj.forward(x)
+        query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
+        if self.has_qk_norm:
+            tokens, size = x.shape[0], self.attention.layer.head_size
+            query = self.q_norm.forward(query.view(tokens, -1, size)).view(tokens, -1)
+            key = self.k_norm.forward(key.view(tokens, -1, size)).view(tokens, -1)
+        self.rotary.forward(positions, query, key)
+        return self.o_proj.forward(self.attention.forward(query, key, value, context))

@@ -1,0 +1,157 @@
+"""An ordinary pre-norm decoder, put together from a configuration and a few options per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from llmkit.layers.attention import SelfAttention
+from llmkit.layers.causal_lm import CausalLM
+from llmkit.layers.config import DecoderConfig, LayerOptions
+from llmkit.layers.embedding import LMHead, VocabEmbedding
+from llmkit.layers.mlp import GatedMLP
+from llmkit.layers.module import Module
+from llmkit.layers.norm import RMSNorm
+from llmkit.layers.rotary import RotaryEmbedding
+from llmkit.layers.weight_loader import load_into
+
+if TYPE_CHECKING:
+    from llmkit.layers.context import ForwardContext, ModelContext
+
+LayerChoice = Callable[[DecoderConfig, int], LayerOptions]
+
+
+class DecoderLayer(Module):
+    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(self, context: ModelContext, options: LayerOptions, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        config = context.config
+        self.input_layernorm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(context, options, rotary)
+        self.post_attention_layernorm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(context, bias=options.mlp_bias)
+
+    def forward(
+        self, positions: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [t, hidden_size]: what is not yet added to `residual` (None: nothing was, hidden is all).
+
+        Returns the same pair after this layer: adding is left to the next norm, which does both in one pass.
+        """
+        if residual is None:
+            hidden, residual = self.input_layernorm.forward(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm.add(hidden, residual)
+        hidden = self.self_attn.forward(positions, hidden, context)
+        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
+        return self.mlp.forward(hidden), residual
+
+
+class DecoderModel(Module):
+    """Embedding, the decoder layers of `context.layer_range` (all by default) and the final norm.
+
+    The embedding is built where layer 0 is, the norm where the last layer is, so a pipeline stage holds no more
+    than it needs.
+    """
+
+    def __init__(self, context: ModelContext, options: LayerChoice) -> None:
+        super().__init__()
+        config = context.config
+        count = config.num_hidden_layers
+        indices = context.layer_range if context.layer_range is not None else range(count)
+        self.rotary = RotaryEmbedding(context)
+        self.embed_tokens = (
+            VocabEmbedding(context, config.vocab_size, config.hidden_size)
+            if 0 in indices or (config.tie_word_embeddings and count - 1 in indices)
+            else None
+        )
+        self.layers = nn.ModuleDict({str(i): DecoderLayer(context, options(config, i), self.rotary) for i in indices})
+        self.norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps) if count - 1 in indices else None
+        self.is_first = 0 in indices
+        self._stack = tuple(self.layers.values())
+
+    def forward(
+        self,
+        inputs: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        context: ForwardContext,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """inputs: token ids int64 [t] in the first stage, else the pair that the stage before returned.
+
+        Returns hidden states [t, hidden_size] after the final norm in the last stage, else (hidden, residual).
+        """
+        residual: torch.Tensor | None
+        if isinstance(inputs, tuple):
+            hidden, residual = inputs
+        else:
+            assert self.embed_tokens is not None, "token ids go to the stage that holds the embedding"
+            hidden, residual = self.embed_tokens.forward(inputs), None
+        for layer in self._stack:
+            hidden, residual = layer.forward(positions, hidden, residual, context)
+        assert residual is not None, "a stage has at least one layer"
+        if self.norm is None:
+            return hidden, residual
+        return self.norm.add(hidden, residual)[0]
+
+
+class DecoderForCausalLM(CausalLM):
+    """The whole model. What is particular to an architecture comes in through the arguments.
+
+    options: (config, layer index) → LayerOptions, called once a layer; None: plain layers.
+    defaults: config.json keys and the values that a missing one has in this architecture; with them
+    `context.config` is read anew.
+    rename: checkpoint name → the name used here ("model.layers.0.mlp.gate_proj.weight"), None: skip the tensor.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        options: LayerChoice | None = None,
+        *,
+        defaults: dict[str, object] | None = None,
+        rename: Callable[[str], str | None] | None = None,
+    ) -> None:
+        super().__init__()
+        if defaults:
+            context.config = context.config.with_defaults(defaults)
+        config = context.config
+        self.config = config
+        self.model = DecoderModel(context, options or _plain_layer)
+        self.lm_head: LMHead | None = None
+        if self.model.norm is not None:
+            tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+            self.lm_head = LMHead(context, config.vocab_size, config.hidden_size, tied_to)
+        self._rename = rename
+        self._is_partial = context.layer_range is not None
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        hidden = self.model.forward(input_ids, positions, context)
+        assert isinstance(hidden, torch.Tensor), "a pipeline stage is run through .model"
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.lm_head is not None, "logits come from the last pipeline stage"
+        return self.lm_head.forward(hidden)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        tied = self.lm_head is not None and self.lm_head.tied
+        load_into(
+            self,
+            tensors,
+            rename=self._rename,
+            # A tied head is the embedding: whatever else the file has under this name must not replace it.
+            ignore=frozenset({"lm_head.weight"}) if tied else frozenset(),
+            allow_unknown_layers=self._is_partial,
+        )
+
+    def parameter_bytes(self) -> int:
+        """Bytes that all weights will take once loaded; known before anything is loaded."""
+        return sum(m.parameter_bytes() for m in self.modules() if isinstance(m, Module) and m is not self)
+
+
+def _plain_layer(_config: DecoderConfig, _index: int) -> LayerOptions:
+    return LayerOptions()

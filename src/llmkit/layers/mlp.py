@@ -1,0 +1,31 @@
+"""The gated feed-forward block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmkit.layers.activation import gated_activation
+from llmkit.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from llmkit.layers.module import Module
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmkit.layers.context import ModelContext
+
+
+class GatedMLP(Module):
+    """down(act(gate(x)) * up(x)). Source: Shazeer, "GLU Variants Improve Transformer" (2020)."""
+
+    def __init__(self, context: ModelContext, *, bias: bool = False) -> None:
+        super().__init__()
+        hidden, inner = context.config.hidden_size, context.config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(
+            context, hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias
+        )
+        self.down_proj = RowParallelLinear(context, inner, hidden, bias=bias)
+        self._activation = gated_activation(context.kernels, context.config.activation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [t, hidden_size] → [t, hidden_size]."""
+        return self.down_proj.forward(self._activation(self.gate_up_proj.forward(x)))
