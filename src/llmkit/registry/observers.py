@@ -21,7 +21,8 @@ LOG_EVERY = 1000
 
 
 class Observer:
-    """One extension. Its functions are called directly, without pluggy, and what they raise is logged.
+    """One extension, with a method for each hook. The plugin's functions are called directly, without pluggy, and what
+    they raise is logged.
 
     A method whose hook the plugin does not implement does nothing.
     """
@@ -38,19 +39,19 @@ class Observer:
                 adapted = function if implementation.argnames else _without_argument(function)
                 self._functions[hook.__name__] = timings.sampled(plugin.row, hook.__name__, adapted, every=1)
 
-    def engine_started(self, config: EngineConfig) -> None:
+    def llmkit_engine_started(self, config: EngineConfig) -> None:
         """The engine is ready for requests."""
         self._call("llmkit_engine_started", config)
 
-    def engine_stopped(self) -> None:
+    def llmkit_engine_stopped(self) -> None:
         """The engine has been closed."""
         self._call("llmkit_engine_stopped", None)
 
-    def step_finished(self, stats: StepStats) -> None:
+    def llmkit_step_finished(self, stats: StepStats) -> None:
         """A step has been executed and its results applied."""
         self._call("llmkit_step_finished", stats)
 
-    def request_finished(self, request: FinishedRequest) -> None:
+    def llmkit_request_finished(self, request: FinishedRequest) -> None:
         """A request has ended."""
         self._call("llmkit_request_finished", request)
 
