@@ -65,6 +65,11 @@ class EngineCore:
         self.scheduler.abort([request_id], index)
         self._tell_finished()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
         return bool(self.scheduler.num_unfinished or self._in_flight)

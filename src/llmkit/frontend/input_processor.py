@@ -198,14 +198,20 @@ class InputProcessor:
 
     def bad_words_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that must not appear: every word as it stands and, unless it begins with a space,
-        with one before it, whatever the number of tokens. Words that the vocabulary cannot write ban nothing."""
+        with one before it, whatever the number of tokens. Words that the vocabulary cannot write ban nothing: they
+        never appear, and what is left of them may be harmless."""
+        forms = [form for word in words for form in ((word,) if word[0].isspace() else (word, " " + word))]
+        return tuple(dict.fromkeys(ids for form in forms if (ids := self._exact_ids(form))))
+
+    def _exact_ids(self, text: str) -> tuple[int, ...]:
+        """The tokens of `text`; none if they lose some of it."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return ()
-        forms = [form for word in words for form in ((word,) if word[0].isspace() else (word, " " + word))]
-        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
-        size = self.limits.vocab_size
-        return tuple(dict.fromkeys(ids for ids in sequences if ids and max(ids) < size))
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        if tokenizer.byte_level and b"".join(map(tokenizer.token_bytes, ids)) != text.encode():
+            return ()
+        return ids if max(ids, default=self.limits.vocab_size) < self.limits.vocab_size else ()
 
     def _ids(self, request_id: str | None) -> tuple[str, str]:
         """The user's id and the engine's. The latter is unique whatever users choose, so that equal ids cannot

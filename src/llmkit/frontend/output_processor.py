@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llmkit.frontend.answer import Answer
 from llmkit.frontend.input_processor import PreparedRequest
@@ -16,16 +16,20 @@ from llmkit.requests.message import EngineOutput
 from llmkit.requests.output import CompletionOutput, RequestMetrics, RequestOutput
 from llmkit.requests.sampling_params import OutputKind
 
+Mailbox = deque[tuple[int, RequestOutput]]
+"""Outputs that their owner has not taken yet; shared by the requests of one owner."""
+
 
 @dataclass
 class RequestState:
-    """One request's answers so far, and the outputs that nobody has taken yet."""
+    """One request's answers so far. Outputs go to `mailbox`, beside the `key` that its owner knows the request by."""
 
     prepared: PreparedRequest
+    mailbox: Mailbox
+    key: int
     answers: list[Answer]
     kind: OutputKind
     metrics: RequestMetrics
-    ready: deque[RequestOutput] = field(default_factory=deque)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
@@ -46,13 +50,15 @@ class OutputProcessor:
         """Requests under way."""
         return len(self._requests)
 
-    def add(self, prepared: PreparedRequest) -> RequestState:
-        """Expect outputs of this request. They are appended to the state's `ready`."""
+    def add(self, prepared: PreparedRequest, mailbox: Mailbox, key: int = 0) -> RequestState:
+        """Expect outputs of this request and put them into `mailbox`, beside `key`."""
         request = prepared.engine_request
         params = request.sampling_params
         tokenizer = self._tokenizer if params.detokenize else None
         state = RequestState(
             prepared,
+            mailbox,
+            key,
             [Answer(i, request, tokenizer) for i in range(params.n)],
             params.output_kind,
             RequestMetrics(arrival_time=request.arrival_time),
@@ -110,7 +116,7 @@ class OutputProcessor:
             answers = [answer.whole() for answer in state.answers]
         if not finished and not any(completion.token_ids for completion in answers):
             return
-        state.ready.append(self._request_output(state, answers, finished))
+        state.mailbox.append((state.key, self._request_output(state, answers, finished)))
 
     def _request_output(self, state: RequestState, answers: list[CompletionOutput], finished: bool) -> RequestOutput:
         prepared = state.prepared

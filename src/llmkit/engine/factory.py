@@ -1,0 +1,195 @@
+"""From a configuration to a running engine, or to a report of what would run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmkit.config import EngineConfig
+from llmkit.engine.device import resolve_device
+from llmkit.engine.resolve import refuse_unsupported, resolve_config
+from llmkit.errors import ConfigError, OutOfMemoryError
+from llmkit.kv_cache.layout import KVCacheLayout
+from llmkit.registry import Registry, detect_environment
+
+if TYPE_CHECKING:
+    from llmkit.engine.core import EngineCore
+    from llmkit.execution.setup import LoadProgress, WorkerReport
+    from llmkit.frontend.model_source import ModelSource
+    from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.hookspecs.executor import Executor
+    from llmkit.hookspecs.plugin import Environment
+    from llmkit.hookspecs.scheduler import SchedulerPolicy
+    from llmkit.registry import Observer
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that was found and whose settings are complete and consistent; no weight has been read.
+
+    config: every default filled in.
+    """
+
+    config: EngineConfig
+    source: ModelSource
+    tokenizer: Tokenizer | None
+    registry: Registry
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running engine and what it was built from."""
+
+    core: EngineCore
+    prepared: PreparedModel
+    report: WorkerReport
+    layout: KVCacheLayout
+    observers: tuple[Observer, ...] = ()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved configuration."""
+        return self.prepared.config
+
+    def close(self) -> None:
+        """Stop the engine, free what it holds, tell the observers. May be called twice."""
+        if not self.core.closed:
+            self.core.close()
+            for observer in self.observers:
+                observer.llmkit_engine_stopped()
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What an engine would be made of: the resolved configuration, the memory plan (`report.memory`) and the
+    cache's layout. `registry.selections` says which plugins were chosen, why, and why not the others."""
+
+    config: EngineConfig
+    source: ModelSource
+    registry: Registry
+    report: WorkerReport
+    layout: KVCacheLayout
+
+
+def prepare_model(config: EngineConfig, registry: Registry | None = None) -> PreparedModel:
+    """Find the model, load its tokenizer, fill in every default and check the settings against the model.
+
+    Takes seconds: no weight is read. Raises ConfigError, PluginError, ModelError.
+    """
+    from llmkit.frontend.model_source import load_tokenizer, resolve_model
+
+    refuse_unsupported(config)
+    registry = registry or Registry.discover(config.plugins)
+    device = resolve_device(config.execution.device)
+    environment = detect_environment(device)
+    source = resolve_model(config, registry, environment)
+    resolved = resolve_config(
+        config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device)
+    )
+    tokenizer = load_tokenizer(source, resolved, registry, environment)
+    return PreparedModel(resolved, source, tokenizer, registry, environment)
+
+
+def build_engine(
+    config: EngineConfig, registry: Registry | None = None, progress: LoadProgress | None = None
+) -> Engine:
+    """Build everything that `config` chooses and load the model. `progress` is told of the bytes read.
+
+    Raises ConfigError, PluginError, ModelError, OutOfMemoryError; what was started by then is stopped again.
+    """
+    return start_engine(prepare_model(config, registry), progress)
+
+
+def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
+    """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
+    from llmkit.engine.core import EngineCore
+    from llmkit.execution.setup import WorkerSetup
+    from llmkit.scheduling.scheduler import Scheduler
+
+    config = prepared.config
+    policy = _policy(prepared)
+    observers = prepared.registry.observers(config.extensions, prepared.environment)
+    executor = _executor(prepared)
+    try:
+        report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
+        layout = layout_of(report, config)
+        executor.allocate(layout)
+        scheduler = Scheduler(config, layout, policy, max_concurrent_steps=_concurrent_steps(config, executor))
+        core = EngineCore(scheduler, executor, observers)
+    except BaseException:
+        executor.close()
+        raise
+    for observer in observers:
+        observer.llmkit_engine_started(config)
+    return Engine(core, prepared, report, layout, observers)
+
+
+def plan_engine(config: EngineConfig, registry: Registry | None = None) -> DryRun:
+    """What `build_engine` would build, without reading weights. Raises as it does."""
+    from llmkit.execution.setup import WorkerSetup
+    from llmkit.execution.worker import Worker
+
+    prepared = prepare_model(config, registry)
+    _policy(prepared)
+    _executor(prepared).close()
+    worker = Worker(WorkerSetup(prepared.config, prepared.source, prepared.registry))
+    try:
+        report = worker.dry_run()
+    finally:
+        worker.close()
+    return DryRun(prepared.config, prepared.source, prepared.registry, report, layout_of(report, prepared.config))
+
+
+def layout_of(report: WorkerReport, config: EngineConfig) -> KVCacheLayout:
+    """The cache's layout. Raises OutOfMemoryError if not a single usable block fits: block 0 is never handed out."""
+    memory = report.memory
+    if memory.num_blocks < 2:
+        raise OutOfMemoryError(
+            f"the KV cache needs at least 2 blocks of {memory.block_bytes} bytes, but only {memory.num_blocks} fit "
+            f"({memory.limited_by}): of {memory.usable} usable bytes, weights take {memory.weights}, activations "
+            f"{memory.activations}, other things {memory.other}.",
+            hint="Lower max_num_batched_tokens or max_num_seqs, or allow more memory.",
+        )
+    return KVCacheLayout(
+        groups=report.groups,
+        num_blocks=memory.num_blocks,
+        block_size=report.block_size,
+        page_size=report.page_size,
+        enable_prefix_caching=config.kv_cache.enable_prefix_caching,
+    )
+
+
+def _policy(prepared: PreparedModel) -> SchedulerPolicy:
+    from llmkit.hookspecs.scheduler import SchedulerPolicy
+
+    policy = prepared.registry.create("scheduler", prepared.config.scheduler.policy, prepared.environment)
+    assert isinstance(policy, SchedulerPolicy)
+    return policy
+
+
+def _executor(prepared: PreparedModel) -> Executor:
+    from llmkit.hookspecs.executor import Executor
+
+    executor = prepared.registry.create("executor", prepared.config.execution.executor, prepared.environment)
+    assert isinstance(executor, Executor)
+    return executor
+
+
+def _concurrent_steps(config: EngineConfig, executor: Executor) -> int:
+    """How many steps may be under way. Raises ConfigError if more were asked for than the executor can carry."""
+    wanted = config.scheduler.async_scheduling
+    if wanted is True and executor.max_concurrent_steps < 2:
+        raise ConfigError(
+            "async_scheduling is true, but the chosen executor runs one step at a time.",
+            hint="Leave scheduler.async_scheduling at auto.",
+        )
+    return 1 if wanted is False else executor.max_concurrent_steps
+
+
+def _gpu_bytes(device: str) -> int | None:
+    if device == "cpu":
+        return None
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).total_memory)

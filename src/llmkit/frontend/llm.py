@@ -1,0 +1,326 @@
+"""LLM: an engine in this process, and the plain way to use it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from llmkit.config import EngineConfig, load_config
+from llmkit.engine.client import EngineClient, InlineClient
+from llmkit.errors import ConfigError, EngineClosedError, InvalidRequestError, ModelError
+from llmkit.frontend.chat_template import ChatTemplate
+from llmkit.frontend.generation_defaults import default_sampling_params, end_of_sequence_ids
+from llmkit.frontend.input_processor import InputProcessor, ModelLimits, PreparedRequest
+from llmkit.frontend.output_processor import OutputProcessor
+from llmkit.frontend.progress import RequestProgress
+from llmkit.frontend.prompts import Prompt, RequestOptions, is_conversation, is_one_prompt
+from llmkit.frontend.request_loop import RequestLoop
+from llmkit.requests.output import RequestOutput
+from llmkit.requests.sampling_params import OutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmkit.engine.factory import Engine, PreparedModel
+    from llmkit.engine.stats import EngineStats
+    from llmkit.execution.setup import LoadProgress
+    from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.registry import Registry
+
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, loaded and ready.
+
+        with LLM("smollm2-135m-instruct") as llm:
+            print(llm.generate("The capital of France is")[0].outputs[0].text)
+
+    model: folder, GGUF file, or name in the llmkit cache. settings: any setting of the configuration by its flat
+    (`max_model_len=1024`) or dotted key (`**{"kv_cache.dtype": "float32"}`); what is not given comes from the
+    environment (`LLMKIT_…`) and the defaults. config: a complete EngineConfig instead of all that.
+    registry: plugins; default: those installed. progress: called with (bytes read, bytes in all) while weights load.
+
+    Raises ConfigError, PluginError, ModelError, OutOfMemoryError. Threads may share an LLM; their requests are
+    batched, but steps run in whichever thread is waiting.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        config: EngineConfig | None = None,
+        registry: Registry | None = None,
+        progress: LoadProgress | None = None,
+        **settings: Any,
+    ) -> None:
+        from llmkit.engine.factory import prepare_model, start_engine
+
+        prepared = prepare_model(_engine_config(model, config, settings), registry)
+        processor = _input_processor(prepared)
+        engine = start_engine(prepared, progress)
+        self._engine: Engine | None = engine
+        self.config = engine.config
+        self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}
+        self._inputs = processor
+        client: EngineClient = InlineClient(engine)
+        self._loop: RequestLoop | None = RequestLoop(client, OutputProcessor(prepared.tokenizer))
+
+    # Generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one or several prompts (texts, token ids, mappings), in their order.
+
+        sampling_params, options: one for all prompts, or one each; without parameters, the model's own defaults
+        (`get_default_sampling_params`). use_tqdm: a progress bar; None: on a terminal, for several prompts.
+
+        Raises InvalidRequestError before anything runs if one prompt is bad; `prompts[i]` in the message says which.
+        A request that fails later comes back with finish_reason "error".
+        """
+        many = [prompts] if is_one_prompt(prompts) else list(_sequence(prompts))
+        if not many:
+            raise InvalidRequestError("prompts must not be empty.", param="prompt")
+        return self._run(self._prepare_all(many, sampling_params, options, None), use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+        use_tqdm: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one or several conversations, each a list of messages with `role` and `content`.
+
+        add_generation_prompt: default: unless continue_final_message, which lets the model go on with the last
+        message. Raises InvalidRequestError as `generate` does, also for whatever the chat template refuses.
+        """
+        arguments = _chat_arguments(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        conversations = [messages] if is_conversation(messages) else list(_sequence(messages))
+        if not conversations:
+            raise InvalidRequestError("messages must not be empty.", param="messages")
+        prompts = [{"messages": conversation} for conversation in conversations]
+        return self._run(self._prepare_all(prompts, sampling_params, options, arguments), use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        **chat_arguments: Any,
+    ) -> Iterator[RequestOutput]:
+        """The answer to one prompt or conversation as it comes: every output holds only what is new.
+
+        chat_arguments: as in `chat`. The request is checked at once and runs while it is iterated; closing the
+        iterator aborts it. Several streams may be open at a time. Raises as `generate` does.
+        """
+        one: Any = {"messages": prompt} if is_conversation(prompt) else prompt
+        arguments = _chat_arguments(**chat_arguments)
+        params = self._params(sampling_params, OutputKind.DELTA)
+        prepared = self._inputs.prepare(one, params, options, chat_arguments=arguments)
+        return self._running().stream(prepared)
+
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What `generate` uses without parameters: temperature, top_p, top_k, min_p, repetition_penalty and
+        max_new_tokens of the model's generation_config.json, where it has them; `changes` replace fields."""
+        return default_sampling_params(self._generation_config, changes)
+
+    # Tokens
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None if it has none."""
+        return self._inputs.tokenizer
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises InvalidRequestError if the model has no tokenizer."""
+        return self._tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`. Raises InvalidRequestError if the model has no tokenizer."""
+        return self._tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    # Life cycle
+
+    @property
+    def engine(self) -> Engine:
+        """What runs: plugins chosen, memory plan, layout. Raises EngineClosedError."""
+        if self._engine is None:
+            raise EngineClosedError("the engine has been closed.")
+        return self._engine
+
+    def stats(self) -> EngineStats:
+        """A snapshot of queues, cache and counters. Raises EngineClosedError."""
+        return self._running().client.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if running requests prevented it. Raises EngineClosedError."""
+        return self._running().client.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Stop the engine and free weights and cache. May be called twice; anything else raises EngineClosedError."""
+        loop, self._loop, self._engine = self._loop, None, None
+        if loop is None:
+            return
+        loop.close()
+        # Layers and their context refer to one another: without a collection the weights would stay for a while.
+        gc.collect()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Helpers
+
+    def _running(self) -> RequestLoop:
+        if self._loop is None:
+            raise EngineClosedError("the engine has been closed.")
+        return self._loop
+
+    def _tokenizer(self) -> Tokenizer:
+        if self._inputs.tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer.", param="prompt")
+        return self._inputs.tokenizer
+
+    def _params(self, params: SamplingParams | None, kind: OutputKind) -> SamplingParams:
+        if params is None:
+            return self.get_default_sampling_params(output_kind=kind)
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}.", param="sampling_params"
+            )
+        return params if params.output_kind is kind else msgspec.structs.replace(params, output_kind=kind)
+
+    def _prepare_all(
+        self, prompts: Sequence[Any], params: Any, options: Any, chat_arguments: Mapping[str, Any] | None
+    ) -> list[PreparedRequest]:
+        self._running()
+        params_each = _one_each("sampling_params", params, len(prompts))
+        options_each = _one_each("options", options, len(prompts))
+        prepared = []
+        resolved: dict[int, SamplingParams] = {}
+        for i, prompt in enumerate(prompts):
+            try:
+                given = params_each[i]
+                if id(given) not in resolved:
+                    resolved[id(given)] = self._params(given, OutputKind.FINAL_ONLY)
+                prepared.append(
+                    self._inputs.prepare(prompt, resolved[id(given)], options_each[i], chat_arguments=chat_arguments)
+                )
+            except InvalidRequestError as error:
+                if len(prompts) == 1:
+                    raise
+                what = "prompts" if chat_arguments is None else "messages"
+                message = f"{what}[{i}]: {error.message}"
+                raise InvalidRequestError(message, param=error.param, hint=error.hint) from error
+        return prepared
+
+    def _run(self, prepared: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        with RequestProgress(len(prepared), use_tqdm) as progress:
+            return self._running().run(prepared, progress.finished)
+
+
+def _engine_config(
+    model: str | os.PathLike[str] | None, config: EngineConfig | None, settings: Mapping[str, Any]
+) -> EngineConfig:
+    if config is not None:
+        if model is not None or settings:
+            raise ConfigError("give LLM either a config, or a model and settings, not both.")
+        return config
+    flags = dict(settings)
+    if model is not None:
+        flags["model.model"] = os.fspath(model)
+    return load_config(flags=flags, origin="argument").config
+
+
+def _input_processor(prepared: PreparedModel) -> InputProcessor:
+    config, source, tokenizer = prepared.config, prepared.source, prepared.tokenizer
+    generation = source.generation_config if config.model.generation_config else {}
+    vocab_size = source.config.get("vocab_size")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise ModelError(f"The model's config.json needs vocab_size of at least 1, got {vocab_size!r}.")
+    eos = end_of_sequence_ids(
+        source.config, generation, None if tokenizer is None else tokenizer.eos_token_id, vocab_size
+    )
+    default_sampling_params(generation, {})  # a bad value in the model's file is a start-up error
+    assert config.model.max_model_len is not None
+    limits = ModelLimits(vocab_size, config.model.max_model_len, config.execution.max_logprobs, eos)
+    return InputProcessor(limits, tokenizer, _chat_template(config.model.chat_template, tokenizer))
+
+
+def _chat_template(setting: str | None, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    if tokenizer is None:
+        return None
+    if setting is None:
+        source = tokenizer.chat_template
+        return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+    template = ChatTemplate(_template_text(setting), tokenizer.special_tokens, "model.chat_template")
+    try:
+        template.compile()
+    except InvalidRequestError as error:
+        raise ConfigError(error.message) from error
+    return template
+
+
+def _template_text(setting: str) -> str:
+    if "{" in setting or "\n" in setting:
+        return setting
+    try:
+        return Path(setting).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"model.chat_template is neither Jinja text nor a file that can be read: {setting!r} ({error})."
+        ) from error
+
+
+def _chat_arguments(
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    return {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "tools": tools,
+        "variables": chat_template_kwargs,
+    }
+
+
+def _sequence(values: Any) -> Sequence[Any]:
+    if not isinstance(values, Sequence) or isinstance(values, (bytes, bytearray)):
+        raise InvalidRequestError(
+            f"prompts must be a prompt or a list of prompts, got {type(values).__name__}.", param="prompt"
+        )
+    return values
+
+
+def _one_each(name: str, value: Any, count: int) -> Sequence[Any]:
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            message = f"{name} must be one, or as many as prompts ({count}); got {len(value)}."
+            raise InvalidRequestError(message, param=name)
+        return value
+    return [value] * count
