@@ -28,7 +28,7 @@ class GgufFormat(WeightsFormat):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            return not (path / "config.json").is_file() and any(path.glob("*.gguf"))
+            return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
         try:
             with path.open("rb") as stream:
                 return stream.read(4) == b"GGUF"

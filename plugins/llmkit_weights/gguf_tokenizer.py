@@ -88,9 +88,8 @@ def _byte_level_bpe(file: GgufFile, tokens: list[str]) -> tuple[Backend, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre = _pre_tokenizer(file)
-    backend = Tokenizer(
-        models.BPE(vocab=_vocabulary(file, tokens), merges=_merges(file), ignore_merges=pre.ignore_merges)
-    )
+    vocabulary = _vocabulary(file, tokens)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(file, vocabulary), ignore_merges=pre.ignore_merges))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre.digits else []
     if pre.split is not None:
         steps.append(pre_tokenizers.Split(Regex(pre.split), behavior="isolated"))
@@ -121,13 +120,16 @@ def _vocabulary(file: GgufFile, tokens: list[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _merges(file: GgufFile) -> list[tuple[str, str]]:
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     merges = []
     for line in file.get("tokenizer.ggml.merges") or []:
         # The pieces hold no space themselves: byte-level vocabularies write it as another character.
         left, separator, right = line.partition(" ")
-        if not separator:
-            raise ModelError(f"{file.path} has the malformed merge {line!r}.")
+        # The library panics, with a page of stack, on some merges that do not fit.
+        if not separator or not {left, right, left + right} <= vocabulary.keys():
+            raise ModelError(
+                f"{file.path} has the merge {line!r}, which is not of two tokens into a third.", hint=_HINT
+            )
         merges.append((left, right))
     return merges
 
@@ -141,15 +143,10 @@ def _sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> t
     if scores is None or len(scores) != len(tokens):
         raise ModelError(f"{file.path} has no score for each token; its tokenizer cannot be rebuilt.", hint=_HINT)
     vocabulary = _vocabulary(file, tokens)
+    merges = _merges_by_score(vocabulary, types, scores)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     backend = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=_merges_by_score(vocabulary, types, scores),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=_BYTE in types,
-        )
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
     )
     prefix = file.get("tokenizer.ggml.add_space_prefix", True)
     replace = normalizers.Replace(" ", "▁")

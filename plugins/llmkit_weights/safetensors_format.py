@@ -26,7 +26,10 @@ class SafetensorsFormat(WeightsFormat):
     def recognises(self, path: Path) -> bool:
         if path.is_file():
             return path.suffix == ".safetensors"
-        return (path / "config.json").is_file()
+        if not (path / "config.json").is_file():
+            return False
+        # Folders of GGUF files often keep a config.json too.
+        return any(path.glob("*.safetensors")) or not any(path.glob("*.gguf"))
 
     def config(self, path: Path) -> dict[str, Any]:
         from llmkit_weights.safetensors_folder import find_files
