@@ -15,8 +15,6 @@ import pytest
 
 from llmkit.hookspecs.plugin import Environment
 
-SCHEDULER = "llmkit.schedulers"
-
 
 @dataclass
 class Site:
@@ -37,8 +35,10 @@ class Site:
         folder.mkdir(parents=True)
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
         (folder / "METADATA").write_text("\n".join(lines) + "\n" if metadata is None else metadata)
-        points = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in pairs.items()) for group, pairs in entry_points.items()]
-        (folder / "entry_points.txt").write_text("\n".join(points))
+        points: list[str] = []
+        for group, pairs in entry_points.items():
+            points += [f"[{group}]", *(f"{key} = {value}" for key, value in pairs.items())]
+        (folder / "entry_points.txt").write_text("\n".join(points) + "\n")
         importlib.invalidate_caches()
         return folder
 
@@ -47,9 +47,10 @@ class Site:
         self.modules.add(name)
         importlib.invalidate_caches()
 
-    def add_policy(self, module: str, info: str = "summary='a policy'", body: str = "") -> None:
-        """A working scheduler plugin, whose policy's class is called after the module."""
-        self.add_module(module, POLICY.format(module=module, info=info) + textwrap.dedent(body))
+    def add_policy(self, module: str, info: str = "summary='a policy'", body: str = "", before: str = "") -> None:
+        """A working scheduler plugin; `before` and `body` are code around it. Its policy says `made_by` module."""
+        source = POLICY.format(module=module, info=info)
+        self.add_module(module, textwrap.dedent(before) + source + textwrap.dedent(body))
 
     def run(self, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `code` in a fresh interpreter that has this folder on its path."""

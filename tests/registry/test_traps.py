@@ -1,0 +1,44 @@
+"""Traps of a repository with several source roots."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCE_ROOTS = ["schedulers", "attention_backends", "plugins", "cli"]
+
+
+def test_source_roots_are_no_packages() -> None:
+    """With the repository on `sys.path`, `import schedulers` would make every class exist twice."""
+    for root in ["src", *SOURCE_ROOTS]:
+        assert not (ROOT / root / "__init__.py").exists()
+    assert "--import-mode=importlib" in CONFIG["tool"]["pytest"]["ini_options"]["addopts"]
+
+
+@pytest.mark.parametrize("root", SOURCE_ROOTS)
+def test_importing_a_source_root_is_banned(root: str) -> None:
+    banned = CONFIG["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert root in banned
+    assert "TID" in CONFIG["tool"]["ruff"]["lint"]["select"]
+
+
+def test_the_repository_is_not_on_the_path_of_an_installed_llmkit(site: Any) -> None:
+    result = site.run("""
+        import importlib.util, llmkit.registry
+        registry = llmkit.registry.Registry.discover()
+        policies = [registry.load("scheduler", row.name).front_door for row in registry.find("scheduler")]
+        print(sorted(name for name in __import__("sys").modules if name.split(".")[0] in ("schedulers", "plugins")))
+    """)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_everything_in_a_source_root_has_our_name() -> None:
+    """A stray module in a source root becomes importable by everyone."""
+    for root in ["src", *SOURCE_ROOTS]:
+        names = {path.name for path in (ROOT / root).iterdir() if path.name != "__pycache__"}
+        assert {name for name in names if not name.startswith("llmkit")} == set()
