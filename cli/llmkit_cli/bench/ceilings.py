@@ -74,7 +74,7 @@ def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> d
 
 
 def layer_parameters(config: dict[str, Any]) -> int:
-    """Weights in the linear layers of a dense decoder, from its Hugging Face configuration; head and embedding left out."""
+    """Weights in the linear layers of a dense decoder, by its configuration; head and embedding left out."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads

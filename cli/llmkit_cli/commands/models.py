@@ -30,8 +30,8 @@ def pull(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=None)
-        path = model_store.pull(name, lambda done, total: bar.update(task, completed=done, total=total))
+        task = bar.add_task(name, total=None, visible=False)
+        path = model_store.pull(name, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
     typer.echo(str(path))
 
 

@@ -1,0 +1,210 @@
+"""The command line: help, errors as one paragraph, exit codes, configuration and plugins."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llmkit_cli.main import main, take_debug_flag
+
+
+@pytest.fixture
+def llmkit(capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        output = capsys.readouterr()
+        return exit_info.value.code or 0, output.out, output.err
+
+    return run
+
+
+def in_process(code, **env):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=True).stdout
+
+
+COMMANDS = ["generate", "chat", "plugins", "config", "models", "bench", "collect-env"]
+
+
+def test_help_lists_every_command(llmkit):
+    code, out, _ = llmkit("--help")
+    assert code == 0
+    for command in COMMANDS:
+        assert command in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(llmkit, command):
+    code, out, _ = llmkit(command, "--help")
+    assert code == 0
+    assert f"llmkit {command}" in out
+
+
+def test_engine_commands_offer_the_plugin_flags(llmkit):
+    from llmkit.hookspecs.kinds import KINDS
+
+    _, out, _ = llmkit("generate", "--help")
+    for kind in KINDS:
+        if kind.flag:
+            assert kind.flag in out
+    assert "--set" in out
+    assert "--config" in out
+
+
+@pytest.mark.parametrize("call", ["import llmkit", "import llmkit_cli.main; llmkit_cli.main.root_app()"])
+def test_neither_import_nor_help_loads_torch(call):
+    out = in_process(f"{call}\nimport sys; print(sorted({{'torch', 'transformers', 'numba'}} & set(sys.modules)))")
+    assert out.strip() == "[]"
+
+
+def test_version(llmkit):
+    import llmkit as package
+
+    assert llmkit("--version") == (0, f"llmkit {package.__version__}\n", "")
+
+
+def test_an_unknown_command_is_a_usage_error(llmkit):
+    code, _, err = llmkit("genrate")
+    assert code == 2
+    assert "genrate" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["config", "show", "--max-num-seqs", "0"], 2, ["max_num_seqs", "at least 1"]),
+        (["config", "show", "--set", "scheduler.nonsense=1"], 2, ["nonsense"]),
+        (["config", "show", "--set", "broken"], 2, ["KEY=VALUE"]),
+        (["config", "show", "--gpu-memory-utilization", "1.5"], 2, ["gpu_memory_utilization"]),
+        (["config", "show", "--config", "/nowhere/a.yaml"], 2, ["/nowhere/a.yaml"]),
+        (["config", "show", "--block-size", "-1"], 2, ["block_size"]),
+        (["plugins", "inspect", "scheduler"], 2, ["KIND:NAME"]),
+        (["plugins", "inspect", "schedular:fcfs"], 2, ["schedular"]),
+        (["plugins", "inspect", "scheduler:fcsf"], 1, ["fcsf", "fcfs"]),
+        (["models", "pull", "no-such-model"], 1, ["no-such-model"]),
+        (["generate", "--model", "/nowhere/model", "hello"], 1, ["/nowhere/model"]),
+        (["bench", "latency", "--shape", "gpt-9"], 2, ["gpt-9", "smollm2-135m"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_are_one_paragraph_without_a_traceback(llmkit, arguments, code, words):
+    actual, _, err = llmkit(*arguments)
+    assert actual == code
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+    for word in words:
+        assert word in err
+
+
+def test_debug_shows_the_traceback(llmkit):
+    code, _, err = llmkit("config", "show", "--max-num-seqs", "0", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.strip().splitlines()[-1].startswith("llmkit:")
+
+
+def test_debug_is_taken_only_before_the_end_of_options():
+    assert take_debug_flag(["generate", "--debug", "x"]) == (["generate", "x"], True)
+    assert take_debug_flag(["generate", "--", "--debug"]) == (["generate", "--", "--debug"], False)
+
+
+def test_config_show_names_every_source(llmkit, tmp_path, monkeypatch):
+    file = tmp_path / "engine.yaml"
+    file.write_text("enable-prefix-caching: false\nmax_model_len: 64\n", encoding="utf-8")
+    monkeypatch.setenv("LLMKIT_MAX_NUM_SEQS", "7")
+    code, out, _ = llmkit("config", "show", f"--config={file}", "--max-model-len", "32", "--json")
+    assert code == 0
+    rows = {row["key"]: row for row in json.loads(out)}
+    assert rows["kv_cache.enable_prefix_caching"]["value"] is False
+    assert "engine.yaml" in rows["kv_cache.enable_prefix_caching"]["source"]
+    assert rows["model.max_model_len"]["value"] == 32
+    assert rows["model.max_model_len"]["source"].startswith("flag")
+    assert rows["scheduler.max_num_seqs"]["value"] == 7
+    assert rows["scheduler.max_num_seqs"]["source"].startswith("env")
+    assert rows["model.dtype"]["source"] == "default"
+
+
+def test_plugins_list_and_inspect_as_json(llmkit):
+    _, out, _ = llmkit("plugins", "list", "--json")
+    names = {(row["kind"], row["name"]) for row in json.loads(out)}
+    assert {("scheduler", "fcfs"), ("attention", "torch"), ("weights", "gguf")} <= names
+    _, out, _ = llmkit("plugins", "inspect", "scheduler:priority", "--json")
+    facts = json.loads(out)
+    assert facts["distribution"] == "llmkit"
+    assert [option["name"] for option in facts["options"]] == ["aging_s"]
+
+
+def test_doctor_judges_for_the_device(llmkit):
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--json")
+    rows = {(row["kind"], row["name"]): row for row in json.loads(out)}
+    assert all(row["found"] and row["loadable"] for row in rows.values())
+    assert rows["scheduler", "fcfs"]["selected"]
+    assert rows["attention", "torch"]["usable"]
+
+
+def test_collect_env_as_json(llmkit):
+    code, out, _ = llmkit("collect-env", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert facts["packages"]["torch"] != "not installed"
+    assert "fcfs" in facts["plugins"]["scheduler"]
+
+
+def test_no_prompt_is_a_usage_error(llmkit, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    code, _, err = llmkit("generate", "--model", "whatever")
+    assert code == 2
+    assert "prompt" in err
+
+
+def test_dry_run_of_a_shape_loads_nothing(llmkit):
+    code, out, _ = llmkit(
+        "bench", "latency", "--shape", "llama-3.1-8b", "--dry-run", "--dtype", "bfloat16", "--num-blocks", "64"
+    )
+    assert code == 0
+    assert "LlamaForCausalLM" in out
+    assert "GiB" in out
+
+
+def test_bench_on_a_small_shape(llmkit, tmp_path, monkeypatch):
+    from llmkit_cli.bench import shapes, workloads
+
+    tiny = {**shapes.SHAPES["smollm2-135m"], "num_hidden_layers": 1, "vocab_size": 128}
+    monkeypatch.setitem(shapes.SHAPES, "tiny", tiny)
+    monkeypatch.setattr(workloads, "workload", lambda *_: [workloads.WorkItem([5, 6, 7], 4)] * 2)
+    for what in ("latency", "throughput"):
+        result = tmp_path / f"{what}.json"
+        flags = ["--runs", "1", "--json", "--output", str(result), "--dtype", "float32", "--num-blocks", "64"]
+        code, out, err = llmkit("bench", what, "--shape", "tiny", *flags)
+        assert code == 0, err
+        assert json.loads(out) == json.loads(result.read_text(encoding="utf-8"))
+        assert json.loads(out)["figures"]
+
+
+def test_plugin_commands_are_mounted(tmp_path):
+    package = tmp_path / "third_party-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text("[llmkit.commands]\nhello = third_party_hello\n", encoding="utf-8")
+    (tmp_path / "third_party_hello.py").write_text(
+        "import typer\nfrom llmkit.hookspecs import PluginInfo, hookimpl\n"
+        "info = PluginInfo(summary='greets')\napp = typer.Typer()\n"
+        "@app.command()\ndef hello(name: str):\n    typer.echo(f'hello {name}')\n"
+        "@hookimpl\ndef llmkit_command():\n    return app\n",
+        encoding="utf-8",
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    helped = subprocess.run([sys.executable, "-m", "llmkit_cli", "--help"], capture_output=True, text=True, env=env)
+    assert "third-party" in helped.stdout
+    ran = subprocess.run(
+        [sys.executable, "-m", "llmkit_cli", "hello", "world"], capture_output=True, text=True, env=env
+    )
+    assert ran.stdout == "hello world\n"
