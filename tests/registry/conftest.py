@@ -18,7 +18,7 @@ from llmkit.hookspecs.plugin import Environment
 
 @dataclass
 class Site:
-    """`add_distribution` writes a dist-info folder, `add_module` a module; `run` starts Python with them on its path."""
+    """`add_distribution` writes a dist-info folder, `add_module` a module; `run` starts Python that finds them."""
 
     root: Path
     modules: set[str] = field(default_factory=set)
@@ -33,7 +33,8 @@ class Site:
     ) -> Path:
         folder = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(parents=True)
-        lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {line}" for line in requires]
         (folder / "METADATA").write_text("\n".join(lines) + "\n" if metadata is None else metadata)
         points: list[str] = []
         for group, pairs in entry_points.items():

@@ -80,7 +80,8 @@ def test_choice_that_does_not_exist(rows: dict[str, DoctorRow]) -> None:
         assert "There is no" in rows[name].reasons[0]
 
 
-def test_auto_marks_what_it_would_take(site: Any, cpu: Any) -> None:
+@pytest.mark.usefixtures("site")
+def test_auto_marks_what_it_would_take(cpu: Any) -> None:
     rows = Registry.discover().doctor(cpu, {"scheduler": "auto"})
     (selected,) = [row for row in rows if row.selected]
     assert (selected.kind, selected.usable) == ("scheduler", True)

@@ -60,7 +60,8 @@ def crowd(site: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*BROKEN, "no_attribute", "no_module"])
-def test_chosen_broken_plugin_names_package_version_and_reason(crowd: Any, cpu: Any, name: str) -> None:
+@pytest.mark.usefixtures("crowd")
+def test_chosen_broken_plugin_names_package_version_and_reason(cpu: Any, name: str) -> None:
     registry = Registry.discover()
     reasons = {"no_attribute": "has no attribute 'door.handle'", "no_module": "No module named 'crowd_absent'"}
     pattern = BROKEN[name][1] if name in BROKEN else reasons[name]
@@ -73,7 +74,8 @@ def test_chosen_broken_plugin_names_package_version_and_reason(crowd: Any, cpu: 
     assert row.reason
 
 
-def test_broken_neighbours_do_not_disturb_a_healthy_plugin(crowd: Any, cpu: Any) -> None:
+@pytest.mark.usefixtures("crowd")
+def test_broken_neighbours_do_not_disturb_a_healthy_plugin(cpu: Any) -> None:
     registry = Registry.discover()
     for name in BROKEN:
         with pytest.raises(PluginError):
@@ -83,7 +85,8 @@ def test_broken_neighbours_do_not_disturb_a_healthy_plugin(crowd: Any, cpu: Any)
     assert type(registry.create("scheduler", "auto", cpu)).__module__.startswith("llmkit_schedulers")
 
 
-def test_half_registered_hooks_are_rolled_back(crowd: Any, cpu: Any) -> None:
+@pytest.mark.usefixtures("crowd")
+def test_half_registered_hooks_are_rolled_back(cpu: Any) -> None:
     """The failed plugin's good hook must not answer when other plugins' hooks are called."""
     registry = Registry.discover()
     with pytest.raises(PluginError):
@@ -113,7 +116,8 @@ def test_interrupt_while_importing_is_let_through(site: Any) -> None:
         Registry.discover().load("scheduler", "interrupted")
 
 
-def test_strict_mode_refuses_to_start(crowd: Any, cpu: Any) -> None:
+@pytest.mark.usefixtures("crowd")
+def test_strict_mode_refuses_to_start(cpu: Any) -> None:
     registry = Registry.discover(PluginsConfig(strict=True))
     with pytest.raises(PluginError, match=r"plugins\.strict is set.*'exits' \(llmkit-crowd 3\.1\).*SystemExit"):
         registry.create("scheduler", "healthy", cpu)
@@ -129,9 +133,10 @@ def test_strict_mode_is_content_with_healthy_plugins(site: Any, cpu: Any) -> Non
 def test_import_that_does_not_end_is_given_up(site: Any) -> None:
     site.add_module("endless", "import threading\nthreading.Event().wait(60)")
     site.add_distribution("llmkit-endless", {GROUP: {"endless": "endless"}})
+    registry = Registry.discover()
+    row = registry.resolve("scheduler", "endless")
     with pytest.raises(PluginError, match=r"did not finish within 0\.05 seconds"):
-        registry = Registry.discover()
-        registry.load_row(registry.resolve("scheduler", "endless"), timeout=0.05)
+        registry.load_row(row, timeout=0.05)
 
 
 def test_start_is_not_held_up_by_a_sleeping_plugin(site: Any) -> None:
@@ -171,7 +176,8 @@ def test_module_and_attribute_are_accepted_in_metadata_and_as_a_choice(site: Any
     assert (selection.name, selection.distribution) == ("doors:instance", "module")
 
 
-def test_choice_by_path_that_does_not_exist(site: Any, cpu: Any) -> None:
+@pytest.mark.usefixtures("site")
+def test_choice_by_path_that_does_not_exist(cpu: Any) -> None:
     registry = Registry.discover()
     with pytest.raises(PluginError, match="has no attribute 'nothing'"):
         registry.create("scheduler", "json:nothing", cpu)

@@ -65,7 +65,7 @@ def test_objects_and_modules_are_front_doors(cpu: Any) -> None:
         assert isinstance(registry.create("scheduler", name, cpu), Nobody)
 
 
-def test_refused_registration_leaves_nothing(cpu: Any) -> None:
+def test_refused_registration_leaves_nothing() -> None:
     registry = Registry.discover()
     for name in ("auto", "a:b", ""):
         with pytest.raises(PluginError, match="reserved"):
@@ -83,7 +83,7 @@ def test_refused_registration_leaves_nothing(cpu: Any) -> None:
 def test_registered_name_in_conflict_with_an_installed_one(cpu: Any) -> None:
     registry = Registry.discover()
     registry.register("scheduler", "fcfs", Door)
-    with pytest.raises(PluginError, match="offered more than once.*registered from Python"):
+    with pytest.raises(PluginError, match=r"offered more than once.*registered from Python"):
         registry.create("scheduler", "fcfs", cpu)
     assert isinstance(registry.create("scheduler", "python:fcfs", cpu), Nobody)
 

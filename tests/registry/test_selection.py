@@ -23,8 +23,10 @@ def add(site: Any, name: str, info: str = "'x'", body: str = "", plugin: str | N
 # ---- names
 
 
-def test_unknown_name_lists_the_valid_ones_with_a_guess(site: Any, cpu: Any) -> None:
-    with pytest.raises(PluginError, match=r"no scheduler plugin 'priorty'\. Did you mean 'priority'\?.*Installed: fcfs, priority"):
+@pytest.mark.usefixtures("site")
+def test_unknown_name_lists_the_valid_ones_with_a_guess(cpu: Any) -> None:
+    pattern = r"no scheduler plugin 'priorty'\. Did you mean 'priority'\?.*Installed: fcfs, priority"
+    with pytest.raises(PluginError, match=pattern):
         Registry.discover().create("scheduler", "priorty", cpu)
 
 
@@ -80,7 +82,8 @@ def test_auto_any_takes_the_highest_rank_and_says_why_not_the_others(site: Any, 
     add(site, "llmkit-shy", "'x', rank=2000, auto=False")
     add(site, "llmkit-needy", "'x', rank=3000, requires=('no-such-library',)")
     add(site, "llmkit-broken", "'x', rank=4000", body="raise ValueError('no')\n")
-    add(site, "llmkit-failing", "'x', rank=5000", body="@hookimpl\ndef llmkit_scheduler_policy(): raise OSError('full')\n")
+    failing = "@hookimpl\ndef llmkit_scheduler_policy(): raise OSError('full')\n"
+    add(site, "llmkit-failing", "'x', rank=5000", body=failing)
     registry = Registry.discover(PluginsConfig(auto="any"))
     assert registry.create("scheduler", "auto", cpu).made_by == "llmkit_best"
     selection = registry.selections[-1]
@@ -116,13 +119,13 @@ def test_judge_of_a_named_plugin(cpu: Any) -> None:
     def failing(_: object) -> Support:
         raise ZeroDivisionError("oops")
 
-    with pytest.raises(PluginError, match="failed when asked.*ZeroDivisionError"):
+    with pytest.raises(PluginError, match=r"failed when asked.*ZeroDivisionError"):
         registry.create("scheduler", "fcfs", cpu, judge=failing)
     assert registry.selections == []
 
 
 def test_nothing_usable_says_why_for_each(cpu: Any) -> None:
-    with pytest.raises(PluginError, match="No scheduler plugin can be used here.*fcfs: not today.*priority: not today"):
+    with pytest.raises(PluginError, match=r"No scheduler plugin can be used.*fcfs: not today.*priority: not today"):
         Registry.discover().create("scheduler", "auto", cpu, judge=lambda _: Support(reasons=("not today",)))
 
 

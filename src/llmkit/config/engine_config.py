@@ -67,7 +67,7 @@ def contradictions(config: EngineConfig) -> Iterator[Contradiction]:
     if config.connector.name is not None and not cache.enable_prefix_caching:
         yield Contradiction(
             ("connector.name", "kv_cache.enable_prefix_caching"),
-            f"the connector {config.connector.name!r} finds stored blocks by the hash of their prefix, so "
+            f"The connector {config.connector.name!r} finds stored blocks by the hash of their prefix, so "
             "enable_prefix_caching must be true",
         )
 
@@ -82,12 +82,12 @@ def _scheduler_contradictions(config: EngineConfig) -> Iterator[Contradiction]:
     if sequences is not None and budget < sequences:
         yield Contradiction(
             (*keys, "scheduler.max_num_seqs"),
-            f"without chunked prefill, max_num_batched_tokens ({budget}) must be at least max_num_seqs ({sequences})",
+            f"Without chunked prefill, max_num_batched_tokens ({budget}) must be at least max_num_seqs ({sequences})",
         )
     if length is not None and budget < length:
         yield Contradiction(
             (*keys, "model.max_model_len"),
-            f"without chunked prefill a whole prompt must fit one step: max_num_batched_tokens ({budget}) must be at "
+            f"Without chunked prefill a whole prompt must fit one step: max_num_batched_tokens ({budget}) must be at "
             f"least max_model_len ({length})",
         )
 

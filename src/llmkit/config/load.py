@@ -110,7 +110,7 @@ def _message(details: ErrorDetails, merged: Mapping[Path, Given]) -> str:
     if details["type"] == "contradiction":
         keys = details["ctx"]["keys"]
         given = {key: merged[path].source for key in keys if (path := tuple(key.split("."))) in merged}
-        return f"{details['msg'][:1].upper()}{details['msg'][1:]} ({', '.join(given.values()) or DEFAULT})."
+        return f"{details['msg']} ({', '.join(given.values()) or DEFAULT})."
     location = tuple(str(part) for part in details["loc"])
     path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in merged), location[:2])
     value, source = details["input"], DEFAULT
