@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from llmkit.engine.device import environment_of
 from llmkit.errors import ConfigError, ModelError
 from llmkit.hookspecs.attention import AttentionLayer, AttentionQuery, Support
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec, group_layers
 from llmkit.layers.config import DecoderConfig
 from llmkit.layers.context import ModelContext
+from llmkit.registry import detect_environment
 
 if TYPE_CHECKING:
     from llmkit.execution.setup import WorkerSetup
@@ -50,7 +50,7 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     config.json, ConfigError for a block size that the attention backend cannot take.
     """
     config, registry = setup.config, setup.registry
-    environment = environment_of(config.execution.device)
+    environment = detect_environment(config.execution.device)
     kernels = cast("KernelTable", registry.create("kernels", config.execution.kernels, environment))
     quantization = cast(
         "QuantizationMethod", registry.create("quantization", config.model.quantization, environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import torch
 
 from llmkit.errors import EngineClosedError, OutOfMemoryError
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
+from llmkit.execution.freeing import give_back_memory
 from llmkit.execution.measuring import (
     HostMemory,
     cache_needs,
@@ -64,6 +64,7 @@ class Worker:
                 _counted(tensors, source.format.size_bytes(source.path), progress or self._setup.progress)
             )
         self._built = built
+        give_back_memory(self._device)
         return _report(built, self._plan_memory(built, before, loaded=True))
 
     def allocate(self, layout: KVCacheLayout) -> None:
@@ -92,11 +93,7 @@ class Worker:
     def close(self) -> None:
         """Free weights and cache. May be called twice."""
         self._built = self._runner = None
-        # Modules and their parents refer to each other; without this the weights would live until some later
-        # collection.
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_memory(self._device)
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
