@@ -65,7 +65,6 @@ def test_lists_stay_lists(write: Any) -> None:
         ("a.yaml", "scheduler:\n  max-num-seqs: 64\n"),
         ("a.yaml", "scheduler: {max_num_seqs: 64}"),
         ("a.yaml", "max-num-seqs: 64"),
-        ("a.json", '{"max_num_seqs": 64}'),
         ("a.toml", "max-num-seqs = 64"),
         ("a.toml", "[scheduler]\nmax_num_seqs = 64"),
         ("a.toml", "scheduler.max-num-seqs = 64"),
@@ -106,6 +105,9 @@ def test_empty_file_and_empty_section(write: Any) -> None:
         ("a.yaml", "max_num_seqs: [1]", r"scheduler\.max_num_seqs must be a whole number"),
         ("a.yaml", "parallel: 3", r"parallel \(file .*a\.yaml:1\) must be a table"),
         ("a.yaml", "plugins: {scheduler: {priority: 3}}", r"plugins\.scheduler\.priority .* must be a table"),
+        ("a.yaml", "model: {overrides: 3}", r"model\.overrides \(file .*a\.yaml:1\) must be a table, not 3"),
+        ("a.yaml", "plugins: {options: 3}", r"plugins\.options \(file .*a\.yaml:1\) must be a table, not 3"),
+        ("a.yaml", "a: &a {b: *a}", "Unknown key 'a'"),
         ("a.yaml", "backend: x", "could mean attention.backend or structured.backend"),
         ("a.yaml", "- a", r"a\.yaml must hold keys and values, not a list"),
         ("a.yaml", "1: a", r"The key 1 in .*a\.yaml:1 must be text"),
@@ -146,6 +148,7 @@ def test_environment_forms() -> None:
         "LLMKIT_SEED": "",
         "LLMKIT_CACHE": "/somewhere",
         "LLMKIT_PLUGINS__SCHEDULER__PRIORITY__AGING_S": "10",
+        "LLMKIT_WEIGHTS__FAST__THREADS": "2",
         "HOME": "/root",
     }
     loaded = load(env=env)
@@ -154,7 +157,10 @@ def test_environment_forms() -> None:
     assert loaded.config.kv_cache.enable_prefix_caching is False
     assert loaded.config.extensions == ("a", "b")
     assert loaded.config.model.overrides == {"num_hidden_layers": 2}
-    assert loaded.config.plugins.options == {"scheduler": {"priority": {"aging_s": 10}}}
+    assert loaded.config.plugins.options == {
+        "scheduler": {"priority": {"aging_s": 10}},
+        "weights": {"fast": {"threads": 2}},
+    }
     assert loaded.sources["model.seed"] == "default"
     assert loaded.warnings == ()
 

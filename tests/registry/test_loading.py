@@ -38,6 +38,10 @@ BROKEN = {
         "@hookimpl\ndef llmkit_problems(environment): return []\n@hookimpl\ndef llmkit_scheduler_policy(nonsense): ...",
         "its hooks do not fit",
     ),
+    "lazy_module": (
+        "def __getattr__(name): raise OSError(name)",
+        "its front door failed when looked at: OSError: info",
+    ),
     "bad_options": (
         "from llmkit.hookspecs import PluginInfo, hookimpl\ninfo = PluginInfo('x', options=dict)\n"
         "@hookimpl\ndef llmkit_scheduler_policy(options): ...",
@@ -224,6 +228,13 @@ def test_errors_raised_on_purpose_pass(site: Any, cpu: Any) -> None:
     site.add_distribution("llmkit-deliberate", {GROUP: {"deliberate": "deliberate"}})
     with pytest.raises(ModelError, match="not supported"):
         Registry.discover().create("scheduler", "deliberate", cpu)
+
+
+def test_deprecated_hooks_and_warnings_as_errors_do_not_crash_the_caller(site: Any) -> None:
+    site.add_module("warns", "import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=1)")
+    site.add_distribution("llmkit-warns", {GROUP: {"warns": "warns"}})
+    with pytest.raises(PluginError, match="DeprecationWarning: old"):
+        Registry.discover().load("scheduler", "warns")
 
 
 def test_wrong_hook_arguments_are_the_callers_mistake(cpu: Any) -> None:

@@ -33,7 +33,7 @@ def read_file(path: Path) -> ConfigFile:
 
     Raises ConfigError if it is missing, not text, malformed, has a key twice, or is not a table of keys.
     """
-    readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml, ".json": _read_yaml}
+    readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"The configuration file {path} must end in {', '.join(readers)}.")
@@ -53,7 +53,7 @@ def _read_yaml(path: Path, text: str) -> ConfigFile:
     try:
         node = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
-        _check_yaml(path, node, (), lines)
+        _check_yaml(path, node, (), lines, set())
         values = {} if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"The configuration file {path} is not valid YAML: {_yaml_reason(error)}.") from error
@@ -66,13 +66,18 @@ def _read_yaml(path: Path, text: str) -> ConfigFile:
     return ConfigFile(path, values, lines)
 
 
-def _check_yaml(path: Path, node: Any, above: KeyPath, lines: dict[KeyPath, int]) -> None:
-    """Note the line of every key; refuse what the YAML loader lets pass: a key twice, or one that is not text."""
+def _check_yaml(path: Path, node: Any, above: KeyPath, lines: dict[KeyPath, int], seen: set[int]) -> None:
+    """Note the line of every key; refuse what the YAML loader lets pass: a key twice, or one that is not text.
+
+    `seen`: nodes checked already; aliases make a node appear again, even inside itself."""
     import yaml
 
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _check_yaml(path, item, (*above, "[]"), {})
+            _check_yaml(path, item, (*above, "[]"), {}, seen)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -86,7 +91,7 @@ def _check_yaml(path: Path, node: Any, above: KeyPath, lines: dict[KeyPath, int]
         if keys in lines:
             raise ConfigError(f"The key {'.'.join(keys)} is given twice in {path}: lines {lines[keys]} and {line}.")
         lines[keys] = line
-        _check_yaml(path, value_node, keys, lines)
+        _check_yaml(path, value_node, keys, lines, seen)
 
 
 def _yaml_reason(error: Exception) -> str:

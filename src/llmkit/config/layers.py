@@ -48,8 +48,8 @@ class Layer:
         Raises ConfigError if the setting is there already."""
         if path == OPTIONS:
             return self._add_all_options(value, source)
-        if len(path) == 2 and is_table(".".join(path)) and isinstance(value, Mapping):
-            for key, item in value.items():
+        if is_table(".".join(path)):
+            for key, item in _mapping(value, display(path), source).items():
                 self.add((*path, str(key)), item, source)
             return None
         if path in self.given:
@@ -87,7 +87,7 @@ def env_layer(env: Mapping[str, str]) -> tuple[Layer, list[str]]:
             continue
         key = name.removeprefix(ENV_PREFIX).lower()
         section = key.partition("__")[0]
-        if "__" in key and section in section_types():
+        if "__" in key and (section in section_types() or section in kind_names()):
             path = _environment_path(key, name)
         elif key in flat_names():
             path = resolve_flat(key, f" (from {name})")
@@ -166,8 +166,8 @@ def _add_field(layer: Layer, key: str, section: str, name: str, value: Any, wher
     if path == OPTIONS:
         for kind, plugins in _mapping(value, "plugins.options", where(keys)).items():
             layer.add_options(resolve_kind(kind), plugins, where, (*keys, kind))
-    elif is_table(".".join(path)) and isinstance(value, Mapping):
-        for inner, item in value.items():
+    elif is_table(".".join(path)):
+        for inner, item in _mapping(_from_text(path, value), display(path), where(keys)).items():
             layer.add((*path, inner), item, where((*keys, inner)))
     else:
         layer.add(path, _from_text(path, value), where(keys))

@@ -19,6 +19,8 @@ def call_hook(plugin: LoadedPlugin, options: BaseModel | None, arguments: Mappin
     Raises TypeError if `arguments` are not the hook's (a mistake of the caller), PluginError if the hook fails or
     returns something else than its contract says. Errors that llmkit raises on purpose, such as ModelError, pass.
     """
+    if len(plugin.kind.hooks) != 1:
+        raise TypeError(f"plugins of kind {plugin.row.kind} build nothing; use Registry.observers")
     (hook,) = plugin.kind.hooks
     wanted = set(inspect.signature(hook).parameters)
     passed = {**arguments, "options": options} if "options" in wanted else dict(arguments)

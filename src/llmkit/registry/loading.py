@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from time import perf_counter
 from types import ModuleType
 from typing import Any
@@ -70,8 +71,13 @@ def load_row(row: PluginRow, front_door: Any = None, timeout: float | None = Non
     seconds = perf_counter() - start
     if isinstance(front_door, type):
         front_door = _guarded(front_door, "making an instance of it failed")
+    loaded: LoadedPlugin = _guarded(lambda: _checked(row, front_door), "its front door failed when looked at")
+    return loaded, seconds
+
+
+def _checked(row: PluginRow, front_door: Any) -> LoadedPlugin:
     info = _info(front_door)
-    return LoadedPlugin(row, info, front_door, _registered(front_door, kind_named(row.kind))), seconds
+    return LoadedPlugin(row, info, front_door, _registered(front_door, kind_named(row.kind)))
 
 
 def import_value(value: str) -> Any:
@@ -81,13 +87,14 @@ def import_value(value: str) -> Any:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise LoadFailure(f"{value!r} is not of the form module or module:attribute")
     module = _guarded(lambda: importlib.import_module(module_name), f"importing {module_name} failed")
-    found: Any = module
-    for part in filter(None, attribute.split(".")):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
+    if not attribute:
+        return module
+    try:
+        return _guarded(lambda: attrgetter(attribute)(module), f"reading {value} failed")
+    except LoadFailure as failure:
+        if isinstance(failure.__cause__, AttributeError):
             raise LoadFailure(f"the module {module_name} has no attribute {attribute!r}") from None
-    return found
+        raise
 
 
 def described(error: BaseException) -> str:
@@ -99,7 +106,7 @@ def described(error: BaseException) -> str:
 def _guarded(function: Callable[[], Any], what: str) -> Any:
     try:
         return function()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, LoadFailure):
         raise
     except BaseException as error:
         raise LoadFailure(f"{what}: {described(error)}") from error

@@ -45,11 +45,14 @@ def policy_from(plugins: PluginsConfig | None, environ: Mapping[str, str] | None
     Raises ConfigError for an entry of the list that is not `kind:name`, or whose kind does not exist.
     """
     variable = (os.environ if environ is None else environ).get(DISABLE_VARIABLE, "")
-    disabled = [_parse(entry, DISABLE_VARIABLE) for entry in variable.split(",") if entry.strip()]
+    entries = dict.fromkeys(filter(None, map(str.strip, variable.split(","))), DISABLE_VARIABLE)
+    if plugins is not None:
+        # The configuration reads the variable too; an entry is reported under one name only.
+        entries = dict.fromkeys(plugins.disable, "plugins.disable") | entries
+    disabled = tuple(_parse(entry, source) for entry, source in entries.items())
     if plugins is None:
-        return PluginPolicy(disabled=tuple(disabled))
-    disabled += [_parse(entry, "plugins.disable") for entry in plugins.disable]
-    return PluginPolicy(plugins.auto == "any", plugins.safe_mode, plugins.strict, tuple(disabled), plugins.options)
+        return PluginPolicy(disabled=disabled)
+    return PluginPolicy(plugins.auto == "any", plugins.safe_mode, plugins.strict, disabled, plugins.options)
 
 
 def canonical(distribution: str) -> str:
@@ -58,11 +61,11 @@ def canonical(distribution: str) -> str:
 
 
 def _parse(entry: str, source: str) -> Disabled:
-    kind, *rest = entry.strip().split(":")
+    kind, *rest = entry.split(":")
     kinds = [k.name for k in KINDS]
     if kind not in kinds or len(rest) not in (1, 2) or not all(rest):
         raise ConfigError(
-            f"{source}: {entry.strip()!r} must be kind:name or kind:distribution:name.",
+            f"{source}: {entry!r} must be kind:name or kind:distribution:name.",
             hint=f"The kinds are {', '.join(kinds)}.",
         )
     return Disabled(kind, rest[-1], canonical(rest[0]) if len(rest) == 2 else None, source)
