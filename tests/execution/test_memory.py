@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from llmkit.config.sections import KVCacheConfig
+from llmkit.errors import OutOfMemoryError
+from llmkit.execution.memory import GIB, MIB, CacheNeeds, MemoryUse, plan_memory, readable
+
+USE = MemoryUse(
+    total=16 * GIB,
+    usable=12 * GIB,
+    weights=4 * GIB,
+    activations=1 * GIB,
+    other=2 * GIB,
+    free=9 * GIB,
+    utilization_key="gpu_memory_utilization",
+)
+NEEDS = CacheNeeds(block_bytes=MIB, block_size=16, blocks_per_sequence=256, max_num_seqs=100, max_model_len=4096)
+
+
+def test_blocks_are_what_the_parts_leave():
+    plan = plan_memory(USE, NEEDS, KVCacheConfig())
+    assert plan.num_blocks == 5 * 1024
+    assert plan.cache == 5 * GIB
+    assert plan.limited_by == "memory (gpu_memory_utilization)"
+
+
+def test_no_more_than_the_limits_can_use():
+    plan = plan_memory(USE, dataclasses.replace(NEEDS, max_num_seqs=3), KVCacheConfig())
+    assert plan.num_blocks == 3 * 256 + 1
+    assert "max_num_seqs" in plan.limited_by
+    assert "4096 tokens" in plan.limited_by
+
+
+def test_sizes_that_were_set():
+    assert plan_memory(USE, NEEDS, KVCacheConfig(num_blocks=7)).num_blocks == 7
+    plan = plan_memory(USE, NEEDS, KVCacheConfig(memory_gib=0.5))
+    assert plan.num_blocks == 512
+    assert plan.limited_by == "the setting memory_gib"
+
+
+def test_the_plan_in_words():
+    text = plan_memory(USE, NEEDS, KVCacheConfig()).describe()
+    assert text == (
+        "Of 16.00 GiB of memory, 12.00 GiB may be in use. Weights take 4.00 GiB, activations of a full step 1.00 GiB, "
+        "everything else 2.00 GiB. The KV cache gets 5120 blocks of 1.0 MiB (5.00 GiB, 81920 tokens), limited by "
+        "memory (gpu_memory_utilization)."
+    )
+
+
+def test_a_sequence_that_does_not_fit_says_what_would():
+    use = dataclasses.replace(USE, weights=USE.weights + 4992 * MIB)
+    with pytest.raises(OutOfMemoryError) as caught:
+        plan_memory(use, NEEDS, KVCacheConfig())
+    text = str(caught.value)
+    for part in ("weights take 8.88 GiB", "1.00 GiB", "2.00 GiB", "leaves 128.0 MiB", "needs 257.0 MiB"):
+        assert part.lower() in text.lower()
+    assert "Lower max_model_len to 2032 or less, or raise gpu_memory_utilization." in text
+    fitting = dataclasses.replace(NEEDS, max_model_len=2032, blocks_per_sequence=127)
+    assert plan_memory(use, fitting, KVCacheConfig()).num_blocks == 128
+
+
+def test_weights_that_do_not_fit():
+    with pytest.raises(OutOfMemoryError, match="more than there is.*smaller model"):
+        plan_memory(dataclasses.replace(USE, weights=20 * GIB), NEEDS, KVCacheConfig())
+
+
+@pytest.mark.parametrize(
+    ("cache", "text"),
+    [
+        (KVCacheConfig(num_blocks=10_000), "num_blocks asks for a KV cache of 9.77 GiB, but only 9.00 GiB"),
+        (KVCacheConfig(memory_gib=100), "memory_gib asks for a KV cache of 100.00 GiB"),
+        (KVCacheConfig(memory_gib=0.001), "memory_gib gives the KV cache 1 blocks of 1.0 MiB; it must give at least 2"),
+    ],
+)
+def test_sizes_that_cannot_be(cache, text):
+    with pytest.raises(OutOfMemoryError, match=text):
+        plan_memory(USE, NEEDS, cache)
+
+
+def test_a_small_pool_may_be_set_on_purpose():
+    assert plan_memory(USE, NEEDS, KVCacheConfig(num_blocks=2)).num_blocks == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 bytes"), (2048, "2.0 KiB"), (3 * MIB // 2, "1.5 MiB"), (5 * GIB // 4, "1.25 GiB")]
+)
+def test_readable(size, text):
+    assert readable(size) == text
