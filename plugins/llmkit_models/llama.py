@@ -15,9 +15,7 @@ info = PluginInfo(summary="Llama, SmolLM and other plain decoders")
 
 
 def layer_options(config: DecoderConfig, _index: int) -> LayerOptions:
-    return LayerOptions(
-        qkv_bias=config.attention_bias, output_bias=config.attention_bias, mlp_bias=config.mlp_bias
-    )
+    return LayerOptions(qkv_bias=config.attention_bias, output_bias=config.attention_bias, mlp_bias=config.mlp_bias)
 
 
 @hookimpl

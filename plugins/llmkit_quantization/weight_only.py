@@ -67,7 +67,11 @@ class WeightOnly(QuantizationMethod):
         return PackedWeight(chosen, chosen.code.quantize(weight))
 
     def linear(
-        self, x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None, kernels: KernelTable
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight,
+        bias: torch.Tensor | None,
+        kernels: KernelTable,  # noqa: ARG002
     ) -> torch.Tensor:
         return packed.format.code.linear(x, packed.data, bias)
 

@@ -43,7 +43,7 @@ class Module(nn.Module):
             self.__dict__.pop(name, None)
         super().__delattr__(name)
 
-    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:  # noqa: ARG002
         """(checkpoint name, slot) of the tensors that this module itself holds, not its children.
 
         path: the module's place in the model, e.g. "model.layers.0.mlp.gate_up_proj". Asking for the slots

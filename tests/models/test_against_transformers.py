@@ -1,0 +1,213 @@
+"""Every architecture against Hugging Face transformers on small random models, in one pass and in pieces."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization.none import NoQuantization
+
+from llmkit.hookspecs.attention import AttentionBackend
+from llmkit.hookspecs.kernels import KernelTable
+from llmkit.layers.causal_lm import CausalLM
+from llmkit.layers.config import DecoderConfig
+from llmkit.layers.context import ForwardContext, ModelContext
+from llmkit.testing.paged_attention import PagedPool
+
+transformers = pytest.importorskip("transformers")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama multi head": ("Llama", {"num_key_value_heads": 6, "head_dim": None}),
+    "llama multi query": ("Llama", {"num_key_value_heads": 1}),
+    "llama biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama gelu": ("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 3.0}}),
+    "llama theta": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral window": ("Mistral", {"sliding_window": 11}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True, "sliding_window": 7}),
+    "qwen2 window": ("Qwen2", SLIDING),
+    "qwen3": ("Qwen3", {}),
+    "qwen3 tied and biased": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3 window": ("Qwen3", {**SLIDING, "layer_types": KINDS}),
+}
+
+
+@dataclass
+class Pair:
+    """The same random model twice."""
+
+    theirs: Any
+    ours: CausalLM
+    context: ModelContext
+
+
+def randomize(model: Any) -> None:
+    """Norms and biases too: their initial values would hide a forgotten one."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(1 + 0.3 * noise if "norm" in name else 0.3 * noise)
+
+
+def build(family: str, changes: dict[str, Any], kernels: KernelTable, **keys: Any) -> Pair:
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes}, attn_implementation="eager")
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    randomize(theirs)
+    raw = {**config.to_dict(), **keys}
+    context = ModelContext(DecoderConfig.from_hf(raw), torch.float32, torch.device("cpu"), kernels, NoQuantization())
+    ours: CausalLM = importlib.import_module(f"llmkit_models.{family.lower()}").llmkit_model(context)
+    names = dict(theirs.named_parameters())  # a tied head is not among them, as in a saved checkpoint
+    ours.load_weights((name, parameter.data) for name, parameter in names.items())
+    return Pair(theirs, ours, context)
+
+
+class Runner:
+    """Our model over a paged cache in random order."""
+
+    def __init__(self, pair: Pair, backend: AttentionBackend, page_size: int = 4) -> None:
+        self.pair, self.backend = pair, backend
+        self.pool = PagedPool(128, page_size, seed=3)
+        self.caches = self.pool.caches(backend, pair.context.attention_layers, torch.float32, fill=float("nan"))
+
+    def step(self, tokens: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Sequence → new token ids; returns sequence → logits of each of them."""
+        rows = [(sequence, len(ids)) for sequence, ids in tokens.items()]
+        metadata = self.backend.plan(self.pool.step(rows))
+        context = ForwardContext(self.backend, [metadata] * len(self.caches), self.caches)
+        with torch.inference_mode():
+            hidden = self.pair.ours(torch.cat(list(tokens.values())), self.pool.positions(rows), context)
+            logits = self.pair.ours.logits(hidden)
+        assert logits.dtype is torch.float32
+        return dict(zip(tokens, logits.split([n for _, n in rows]), strict=True))
+
+    def run(self, sequences: dict[int, torch.Tensor], chunks: list[dict[int, int]]) -> dict[int, torch.Tensor]:
+        """Feed the sequences in steps of so many tokens each; returns all logits of each."""
+        done = dict.fromkeys(sequences, 0)
+        parts: dict[int, list[torch.Tensor]] = {s: [] for s in sequences}
+        for chunk in chunks:
+            result = self.step({s: sequences[s][done[s] : done[s] + n] for s, n in chunk.items()})
+            for s, n in chunk.items():
+                done[s] += n
+                parts[s].append(result[s])
+        assert all(done[s] == len(ids) for s, ids in sequences.items())
+        return {s: torch.cat(p) for s, p in parts.items()}
+
+
+def reference(pair: Pair, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = pair.theirs(ids[None]).logits[0]
+    return logits
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def backend_named(name: str) -> AttentionBackend:
+    backend: AttentionBackend = importlib.import_module(f"llmkit_attention.{name}").llmkit_attention_backend()
+    return backend
+
+
+LENGTHS = {0: 40, 1: 23, 2: 9}
+SEQUENCES = {s: torch.randint(0, 97, (n,), generator=torch.Generator().manual_seed(s)) for s, n in LENGTHS.items()}
+CHUNKS = [
+    {0: 10, 1: 5},
+    {1: 1, 0: 13, 2: 7},
+    {0: 1, 1: 1, 2: 1},
+    {2: 1, 0: 1, 1: 9},
+    {0: 15, 1: 7},
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_transformers(case: str) -> None:
+    pair = build(*CASES[case], TorchKernels())
+    expected = {s: reference(pair, ids) for s, ids in SEQUENCES.items()}
+    whole = Runner(pair, backend_named("torch_reference"))
+    pieces = Runner(pair, backend_named("torch_reference"), page_size=8)
+    for s, ids in SEQUENCES.items():
+        assert relative(whole.step({s: ids})[s], expected[s]) < 1e-4
+    result = pieces.run(SEQUENCES, CHUNKS)
+    for s in SEQUENCES:
+        assert relative(result[s], expected[s]) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["llama", "llama3", "mistral window", "qwen2 window", "qwen3"])
+def test_the_cpu_plugins_give_the_same(case: str) -> None:
+    kernels = importlib.import_module("llmkit_kernels.cpu").llmkit_kernels()
+    pair = build(*CASES[case], kernels)
+    result = Runner(pair, backend_named("cpu"), page_size=16).run(SEQUENCES, CHUNKS)
+    for s, ids in SEQUENCES.items():
+        assert relative(result[s], reference(pair, ids)) < 1e-4
+
+
+def test_a_sequence_does_not_depend_on_the_batch() -> None:
+    pair = build(*CASES["qwen3 window"], TorchKernels())
+    alone = Runner(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
+    crowd = Runner(pair, backend_named("torch_reference")).step({1: SEQUENCES[1], 0: SEQUENCES[0], 2: SEQUENCES[2]})[0]
+    torch.testing.assert_close(alone, crowd, rtol=1e-5, atol=1e-5)
+
+
+def test_a_configuration_of_transformers_4_means_the_same() -> None:
+    """theta at the top level and `rope_scaling`, as most checkpoints have it."""
+    old = {
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+        "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"},
+        "torch_dtype": "float32",
+    }
+    pair = build(*CASES["llama3"], TorchKernels(), **old)
+    logits = Runner(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
+    assert relative(logits, reference(pair, SEQUENCES[0])) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_keys_that_are_missing_mean_what_they_mean_to_transformers(family: str) -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 2}
+    sizes["num_attention_heads"] = 32
+    theirs = getattr(transformers, f"{family}Config")(**sizes)
+    context = ModelContext(
+        DecoderConfig.from_hf(sizes), torch.float32, torch.device("meta"), TorchKernels(), NoQuantization()
+    )
+    importlib.import_module(f"llmkit_models.{family.lower()}").llmkit_model(context)
+    ours = context.config
+    for key in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+        assert getattr(ours, key) == getattr(theirs, key), key
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    windows = [layer.sliding_window for layer in context.attention_layers]
+    assert windows == [getattr(theirs, "sliding_window", None)] * 2
