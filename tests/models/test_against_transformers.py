@@ -112,7 +112,7 @@ class Runner:
             hidden = self.pair.ours(torch.cat(list(tokens.values())), self.pool.positions(rows), context)
             logits = self.pair.ours.logits(hidden)
         assert logits.dtype is torch.float32
-        return dict(zip(tokens, logits.split([n for _, n in rows]), strict=True))
+        return dict(zip(tokens, torch.split(logits, [n for _, n in rows]), strict=True))
 
     def run(self, sequences: dict[int, torch.Tensor], chunks: list[dict[int, int]]) -> dict[int, torch.Tensor]:
         """Feed the sequences in steps of so many tokens each; returns all logits of each."""
@@ -184,7 +184,7 @@ def test_a_sequence_does_not_depend_on_the_batch() -> None:
 
 def test_a_configuration_of_transformers_4_means_the_same() -> None:
     """theta at the top level and `rope_scaling`, as most checkpoints have it."""
-    old = {
+    old: dict[str, Any] = {
         "rope_parameters": None,
         "rope_theta": 10000.0,
         "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"},
