@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class PositionLogprobs(msgspec.Struct, frozen=True):
+class PositionLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities at one position, natural logarithm.
 
     Entry 0 is the token that was sampled (or stood in the prompt); then the top-k tokens, best first. The

@@ -146,6 +146,29 @@ class Lifecycle:
         finished, self._finished = self._finished, []
         return finished
 
+    def check_integrity(self) -> None:
+        """Every unfinished sequence must be in exactly the one place that its status says, and hold a slot and
+        blocks only if it runs. Raises AssertionError naming the first that is not."""
+        sequences = [request for group in self._groups.values() for request in group.sequences]
+        running = self._running.snapshot()
+        for request in sequences:
+            status = request.status
+            places = (
+                (RequestStatus.RUNNING, request in running),
+                (RequestStatus.WAITING, request in self._queue),
+                (RequestStatus.PENDING, request in request.group.pending),
+            )
+            for place, is_there in places:
+                assert is_there == (status is place), f"{request} and {place}: {is_there}"
+            assert (request.slot >= 0) == (status is RequestStatus.RUNNING), f"{request} and its slot"
+            assert status in (RequestStatus.RUNNING, RequestStatus.FINISHED) or not request.capacity, (
+                f"{request} holds blocks"
+            )
+        counts = [sum(request.status is status for request in sequences) for status in RequestStatus]
+        assert len(running) == counts[1], f"{len(running)} run, {counts[1]} should"
+        assert len(self._queue) == counts[0], f"{len(self._queue)} wait, {counts[0]} should"
+        self._running.check_integrity()
+
     def _promote(self, group: RequestGroup) -> None:
         """The leader is gone before its siblings could be forked: the next one computes the prompt."""
         leader = group.pending.pop()

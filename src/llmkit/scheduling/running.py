@@ -42,3 +42,8 @@ class RunningSet:
     def take_removed_slots(self) -> list[int]:
         removed, self._removed_slots = self._removed_slots, []
         return removed
+
+    def check_integrity(self) -> None:
+        """Every slot must be either free or taken by one request. Raises AssertionError if not."""
+        slots = sorted([*self._free_slots, *(request.slot for request in self._requests)])
+        assert slots == list(range(self.max_num_seqs)), f"slots {slots}"

@@ -109,3 +109,8 @@ class Scheduler:
         while self.memory.give_up_kept():
             pass
         return self.manager.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Recount everything. Raises IntegrityError or AssertionError naming the first disagreement."""
+        self.manager.check_integrity()
+        self._lifecycle.check_integrity()

@@ -55,7 +55,10 @@ def fake_answer(prompt: Iterable[int], seed: int, num_tokens: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Slot:
-    """State of a slot as the plans so far have described it. hashes[p]: hash of the tokens up to position p."""
+    """State of a slot as the plans so far have described it. hashes[p]: hash of the tokens up to position p.
+
+    lost: a step with it has failed, so steps that were submitted by then compute nonsense for it.
+    """
 
     request: EngineRequest
     index: int
@@ -64,6 +67,7 @@ class _Slot:
     tokens: list[int]
     tables: list[list[int]]
     hashes: list[int] = field(default_factory=list)
+    lost: bool = False
 
     def hashes_up_to(self, length: int) -> list[int]:
         for position in range(len(self.hashes), length):
@@ -140,6 +144,9 @@ class FakeExecutor(Executor):
                 current.outcome = self._execute(current.plan)
             except Exception as error:
                 current.outcome = error
+                for slot in current.plan.slots.tolist():
+                    if slot in self._slots:
+                        self._slots[slot].lost = True
                 if isinstance(error, PlanError):
                     self.violations.append(error)
 
@@ -155,9 +162,10 @@ class FakeExecutor(Executor):
         result = StepResult(tokens)
         writers: dict[tuple[int, int], int] = {}
         starts, news = plan.num_computed.tolist(), plan.num_new.tolist()
-        for row, slot in enumerate(plan.slots.tolist()):
+        rows = [(row, slot) for row, slot in enumerate(plan.slots.tolist()) if not self._slots[slot].lost]
+        for row, slot in rows:
             self._write(slot, starts[row], starts[row] + news[row], writers)
-        for row, slot in enumerate(plan.slots.tolist()):
+        for row, slot in rows:
             end = starts[row] + news[row]
             self._check_reads(slot, end)
             state = self._slots[slot]
