@@ -142,13 +142,14 @@ def test_cached_blocks_of_the_hit_count_as_taken(make_harness, sequence):
     harness.manager.check_integrity()
 
 
-def test_prefix_outlives_its_tail(make_harness, sequence):
-    harness = make_harness(windows=(None, 100))
+@pytest.mark.parametrize("windows", [(None,), (None, 100)])
+def test_prefix_outlives_its_tail(make_harness, sequence, windows):
+    harness = make_harness(num_blocks=1 + 4 * len(windows), windows=windows)
     harness.finish("a", PROMPT)
-    assert harness.manager.num_free_blocks == 8
-    for used, left in ((2, 12), (4, 8), (6, 4), (8, 0)):
+    assert harness.manager.num_free_blocks == 4 * len(windows)
+    for columns, left in ((1, 12), (2, 8), (3, 4), (4, 0)):
         seq = sequence("b", [7] * 16)
-        assert harness.manager.allocate(seq, used * 2) is not None
+        assert harness.manager.allocate(seq, columns * 4) is not None
         assert harness.hit([*PROMPT, 1]) == left
         harness.manager.free(seq)
 
@@ -275,6 +276,22 @@ def test_hit_must_suit_all_groups(make_harness, sequence):
     assert [bool(block) for block in hit.blocks[1]] == [False, True, True]
     index.clear()
     assert manager.lookup(sequence("b", [*PROMPT, 2])).num_tokens == 0
+
+
+def test_groups_are_asked_until_all_agree(make_harness, sequence):
+    """The wider window shortens the hit; the narrower one has no block for that length and shortens it again."""
+    harness = make_harness(num_blocks=33, windows=(5, 9))
+    harness.finish("a", [*PROMPT, 1])
+    pool = harness.manager._pool
+    chain = harness.manager._prefixes.chain(sequence("b", PROMPT))
+    chain.extend(PROMPT, 4)
+    for group, lost in ((0, (0, 2)), (1, (3,))):
+        for column in lost:
+            block = pool.indices[group].pop(chain.hashes[column])
+            pool._hashes[block] = None
+    hit = harness.manager.lookup(sequence("c", [*PROMPT, 2]))
+    assert hit.num_tokens == 8
+    assert [[bool(block) for block in blocks] for blocks in hit.blocks] == [[False, True], [True, True]]
 
 
 # Committing

@@ -23,6 +23,18 @@ from llmkit.kv_cache.manager import KVCacheManager, PrefixHit
 DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
 MAX_MODEL_LEN = 40
 TOKENS = st.sampled_from([1, 2])
+BASES = ([1, 2] * 16, [1, 2, 2, 1, 1, 2, 1, 2, 2] * 4)
+PROMPTS = st.builds(
+    lambda base, cut, tail: [*base[:cut], *tail],
+    st.sampled_from(BASES),
+    st.integers(1, 32),
+    st.lists(TOKENS, max_size=3),
+)
+"""Prompts that often begin alike."""
+KEYS = st.sampled_from(
+    [(), (), (), (), (ExtraKey("media", "m", (3, 5)),), (ExtraKey("media", "n", (3, 5)),), (ExtraKey("lora", "a"),)]
+)
+SALTS = st.sampled_from([None, None, None, None, "salt"])
 
 
 @dataclass(eq=False)
@@ -43,17 +55,26 @@ class Sequence:
         return len(self.token_ids)
 
     def content(self, group: int, position: int) -> tuple[object, ...]:
-        return (group, self.cache_salt, self.extra_keys, *self.token_ids[: position + 1])
+        keys = tuple(key for key in self.extra_keys if key.span is None or key.span[0] <= position)
+        return (group, self.cache_salt, keys, *self.token_ids[: position + 1])
 
 
 class ManagerMachine(RuleBasedStateMachine):
     @initialize(
         windows=st.lists(st.sampled_from([None, None, 1, 2, 3, 5, 8, 13]), min_size=1, max_size=3),
-        blocks_per_group=st.integers(2, 16),
+        blocks_per_group=st.sampled_from([2, 4, 9, 17, 26, 40]),
         block_size=st.sampled_from([1, 2, 3, 4]),
         caching=st.sampled_from([True, True, True, False]),
+        prompt=PROMPTS,
     )
-    def start(self, windows: list[int | None], blocks_per_group: int, block_size: int, caching: bool) -> None:
+    def start(
+        self,
+        windows: list[int | None],
+        blocks_per_group: int,
+        block_size: int,
+        caching: bool,
+        prompt: list[int],
+    ) -> None:
         groups = tuple(KVGroup(KVSpec(1, 8, torch.float32, window), (i,)) for i, window in enumerate(windows))
         num_blocks = 1 + blocks_per_group * len(windows)
         layout = KVCacheLayout(groups, num_blocks, block_size, block_size, caching)
@@ -62,9 +83,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager = KVCacheManager(layout, max_model_len=MAX_MODEL_LEN, on_event=self.on_event)
         self.hasher = BlockHasher(block_size)
         self.memory: dict[tuple[int, int], tuple[object, ...]] = {}
-        self.waiting: list[Sequence] = []
+        self.count = self.last_reset = 0
+        self.waiting = [Sequence(self.new_id(), prompt)]
         self.running: list[Sequence] = []
-        self.count = 0
 
     def on_event(self, event: KVEvent) -> None:
         """What a mirror of the cache would know."""
@@ -108,22 +129,28 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count += 1
         return f"s{self.count}"
 
-    @precondition(lambda self: len(self.waiting) < 6)
-    @rule(
-        tokens=st.lists(TOKENS, min_size=1, max_size=MAX_MODEL_LEN - 8),
-        salt=st.sampled_from([None, None, None, "salt"]),
-        keys=st.sampled_from([(), (), (ExtraKey("media", "m", (3, 5)),), (ExtraKey("lora", "a"),)]),
-    )
+    @precondition(lambda self: len(self.waiting) < 4)
+    @rule(tokens=PROMPTS, salt=SALTS, keys=KEYS)
     def add(self, tokens: list[int], salt: str | None, keys: tuple[ExtraKey, ...]) -> None:
         self.waiting.append(Sequence(self.new_id(), tokens, salt, keys))
 
-    @precondition(lambda self: self.waiting and len(self.waiting) < 6)
-    @rule(data=st.data(), tail=st.lists(TOKENS, min_size=1, max_size=6))
-    def add_with_known_prefix(self, data: st.DataObject, tail: list[int]) -> None:
-        known = data.draw(st.sampled_from([*self.waiting, *self.running]))
-        cut = data.draw(st.integers(0, known.num_tokens))
-        tokens = [*known.token_ids[:cut], *tail][: MAX_MODEL_LEN - 4]
-        self.waiting.append(Sequence(self.new_id(), tokens, known.cache_salt, known.extra_keys))
+    @rule(tokens=PROMPTS, salt=SALTS, keys=KEYS, steps=st.integers(1, 3))
+    def run_whole_prompt(self, tokens: list[int], salt: str | None, keys: tuple[ExtraKey, ...], steps: int) -> None:
+        """Admission with whatever is cached, a prefill in a few committed chunks, as far as there is room."""
+        seq = Sequence(self.new_id(), tokens, salt, keys)
+        self.waiting.append(seq)
+        hit = self.manager.lookup(seq).num_tokens
+        chunk = -(-(len(tokens) - hit) // steps)
+        while seq.written < len(tokens):
+            upto = min(len(tokens), max(seq.written, hit) + chunk)
+            if seq in self.waiting:
+                self.try_admit(seq, upto, use_cache=True)
+            else:
+                self.try_grow(seq, upto)
+            if seq.written < upto:
+                return
+            self.manager.commit(seq, upto)
+            seq.committed = upto
 
     def brute_force_hit(self, seq: Sequence) -> int:
         """Longest number of blocks after which every position in sight is found under an independent hash."""
@@ -154,24 +181,28 @@ class ManagerMachine(RuleBasedStateMachine):
         tables = {name: [list(t) for t in state.tables] for name, state in manager._sequences.items()}
         return manager._pool.free_queue(), list(manager._pool._references), tables
 
-    @precondition(lambda self: self.waiting and len(self.running) < 6)
+    @precondition(lambda self: self.waiting)
     @rule(data=st.data(), use_cache=st.sampled_from([True, True, True, False]))
     def admit(self, data: st.DataObject, use_cache: bool) -> None:
         seq = data.draw(st.sampled_from(self.waiting))
+        done = self.manager.lookup(seq).num_tokens if use_cache else 0
+        self.try_admit(seq, data.draw(st.integers(done + 1, seq.num_tokens)), use_cache)
+
+    def try_admit(self, seq: Sequence, upto: int, use_cache: bool) -> None:
         before = self.state()
         hit = self.manager.lookup(seq)
         assert self.state() == before
         self.check_hit(seq, hit)
         done = hit.num_tokens if use_cache else 0
-        upto = data.draw(st.integers(done + 1, seq.num_tokens))
+        in_queue = [b for blocks in hit.blocks for b in blocks if b and not self.manager._pool.references(b)]
+        columns = -(-upto // self.size) - done // self.size
+        needed = columns * len(self.windows) + (len(in_queue) if use_cache else 0)
+        fits = needed <= self.manager.num_free_blocks
         updates = self.manager.allocate(seq, upto, hit if use_cache else None, count_query=not seq.admissions)
+        assert (updates is not None) == fits
         if updates is None:
             assert self.state() == before
-            from_queue = {b for blocks in hit.blocks for b in blocks if b and not self.manager._pool.references(b)}
-            columns = -(-upto // self.size) - done // self.size
-            needed = columns * len(self.windows) + (len(from_queue) if use_cache else 0)
-            assert needed > self.manager.num_free_blocks
-            assert len(self.running) or not self.manager.fits(seq.num_tokens)
+            assert self.running or not self.manager.fits(seq.num_tokens)
             return
         assert [start for _, start, _ in updates] == [0] * len(self.windows)
         assert tuple(blocks for _, _, blocks in updates) == self.manager.block_ids(seq)
@@ -182,23 +213,29 @@ class ManagerMachine(RuleBasedStateMachine):
         self.compute(seq, upto)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def grow(self, data: st.DataObject) -> None:
-        """The next chunk of a prompt, or a decode step; the commit comes later, or never."""
+    @rule(data=st.data(), commits=st.booleans())
+    def grow(self, data: st.DataObject, commits: bool) -> None:
+        """The next chunk of a prompt, or some decode steps; the commit comes now, later, or never."""
         seq = data.draw(st.sampled_from(self.running))
         if seq.written == seq.num_tokens:
-            if seq.num_tokens == MAX_MODEL_LEN:
-                return
-            seq.token_ids.append(data.draw(TOKENS))
-        upto = data.draw(st.integers(seq.written + 1, seq.num_tokens))
+            tail = data.draw(st.lists(TOKENS, min_size=1, max_size=5))
+            seq.token_ids += tail[: MAX_MODEL_LEN - seq.num_tokens]
+        if seq.written < seq.num_tokens:
+            self.try_grow(seq, data.draw(st.integers(seq.written + 1, seq.num_tokens)))
+        if commits:
+            self.manager.commit(seq, seq.written)
+            seq.committed = seq.written
+
+    def try_grow(self, seq: Sequence, upto: int) -> None:
         before = self.state()
         tables = self.manager.block_ids(seq)
         needed = self.manager.needs_block(seq, upto)
+        columns = -(-upto // self.size) - self.manager.capacity(seq) // self.size
+        fits = columns * len(self.windows) <= self.manager.num_free_blocks
         updates = self.manager.allocate(seq, upto)
+        assert (updates is not None) == fits
         if updates is None:
             assert self.state() == before
-            columns = -(-upto // self.size) - self.manager.capacity(seq) // self.size
-            assert columns * len(self.windows) > self.manager.num_free_blocks
             return
         assert bool(updates) == needed
         for group, start, blocks in updates:
@@ -218,10 +255,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.commit(seq, upto)
         seq.committed = upto
 
-    @precondition(lambda self: self.running and len(self.running) < 6)
+    @precondition(lambda self: any(seq.committed for seq in self.running))
     @rule(data=st.data(), tail=st.lists(TOKENS, min_size=1, max_size=4))
     def fork(self, data: st.DataObject, tail: list[int]) -> None:
-        parent = data.draw(st.sampled_from(self.running))
+        parent = data.draw(st.sampled_from([seq for seq in self.running if seq.committed]))
         back = data.draw(st.sampled_from([0, 1, 1, 2, 5]))
         at = max(0, parent.committed - back)
         tokens = [*parent.token_ids[:at], *tail][:MAX_MODEL_LEN]
@@ -258,15 +295,17 @@ class ManagerMachine(RuleBasedStateMachine):
         seq.written = seq.committed = 0
         self.waiting.append(seq)
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: len(self.waiting) > 2)
     @rule(data=st.data())
     def abort_waiting(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(seq)
         self.manager.free(seq)
 
-    @rule(free_all=st.sampled_from([False, False, True]))
+    @precondition(lambda self: self.count > self.last_reset + 12)
+    @rule(free_all=st.booleans())
     def reset(self, free_all: bool) -> None:
+        self.last_reset = self.count
         if free_all:
             while self.running:
                 self.manager.free(self.running.pop())
@@ -314,8 +353,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(
-    max_examples=400 if DEEP else 50,
-    stateful_step_count=80 if DEEP else 40,
+    max_examples=400 if DEEP else 60,
+    stateful_step_count=100 if DEEP else 50,
     deadline=None,
     derandomize=not DEEP,
     database=None,
