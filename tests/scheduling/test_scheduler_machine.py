@@ -69,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             **configuration,
         )
 
-    def before_step(self, plan):
+    def before_step(self, plan):  # noqa: ARG002
         if self.fail_next == "step":
             self.fail_next = ""
             raise RuntimeError("an injected failure")
@@ -172,8 +172,8 @@ def machine(name, policy):
     return case
 
 
-TestFcfs = machine("Fcfs", lambda seed: FcfsPolicy())
+TestFcfs = machine("Fcfs", lambda _: FcfsPolicy())
 TestPriority = machine("Priority", lambda seed: PriorityPolicy(None if seed % 2 else 2.0))
-TestSeparate = machine("Separate", lambda seed: SeparateFcfs())
-TestSmallChunks = machine("SmallChunks", lambda seed: SmallChunks())
+TestSeparate = machine("Separate", lambda _: SeparateFcfs())
+TestSmallChunks = machine("SmallChunks", lambda _: SmallChunks())
 TestHostile = machine("Hostile", HostilePolicy)

@@ -37,6 +37,8 @@ class Planner:
         self._lifecycle = lifecycle
         self._preempted = False
         self._landed = -1
+        # The request that last found no room, and how many blocks were free then: no need to look again before
+        # that changes.
         self._blocked: tuple[Request, int] | None = None
 
     def choose(self, landed_step: int) -> PlanBuilder:
@@ -140,7 +142,6 @@ class Planner:
             if self._enter(batch, request, alone):
                 continue
             if not alone:
-                self._blocked = (request, self._memory.manager.num_free_blocks)
                 return
             self._end_stuck(request)
 
@@ -157,7 +158,10 @@ class Planner:
                 break
             if self._memory.give_up_kept():
                 continue
-            if not alone or num_new == 1:
+            if not alone:
+                self._blocked = (request, self._memory.manager.num_free_blocks)
+                return False
+            if num_new == 1:
                 return False
             limit = num_new // 2
         self._queue.pop(request)

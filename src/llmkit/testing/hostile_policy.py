@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from llmkit.hookspecs.scheduler import Load, RequestView, SchedulerPolicy
+
+T = TypeVar("T")
 
 
 class HostilePolicy(SchedulerPolicy):
@@ -34,7 +36,7 @@ class HostilePolicy(SchedulerPolicy):
         self._maybe_raise()
         if self._honest():
             return self._waiting.pop(0)
-        return self._answer(None)
+        return self._answer(self._seen[0])
 
     def remove(self, request: RequestView) -> None:
         self._maybe_raise()
@@ -65,9 +67,10 @@ class HostilePolicy(SchedulerPolicy):
         if self._random.random() < 0.2:
             raise RuntimeError("a policy that fails")
 
-    def _answer(self, right: Any) -> Any:
+    def _answer(self, right: T) -> T:
         """`right`, or something else that may have been a request once."""
         self._maybe_raise()
         if self._honest():
             return right
-        return self._random.choice([None, 7, [], object(), *self._seen])
+        wrong: list[Any] = [None, 7, [], object(), *self._seen]
+        return cast("T", self._random.choice(wrong))

@@ -67,6 +67,7 @@ class SchedulingHarness:
         failing_rows: Callable[[StepPlan], dict[int, str]] | None = None,
     ) -> None:
         config = EngineConfig(
+            extensions=(),
             model=ModelConfig(max_model_len=max_model_len),
             scheduler=SchedulerConfig(
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -96,13 +97,16 @@ class SchedulingHarness:
     def add(self, request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
         """Add a request; `fields` are fields of SamplingParams or EngineRequest."""
         params = {name: fields.pop(name) for name in list(fields) if name in _PARAMS}
-        stop = frozenset(params.get("stop_token_ids", ()))
+        defaults: dict[str, Any] = {
+            "stop_token_ids": frozenset(params.get("stop_token_ids", ())),
+            "arrival_time": float(len(self.requests)),
+        }
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
             sampling_params=SamplingParams(**{"seed": 0} | params | {"max_tokens": max_tokens}),
-            **{"stop_token_ids": stop, "arrival_time": float(len(self.requests))} | fields,
+            **defaults | fields,
         )
         self.core.add(request)
         self.requests[request_id] = request

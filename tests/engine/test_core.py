@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llmkit_schedulers.fcfs import FcfsPolicy
+
+from llmkit.engine.core import EngineCore
+from llmkit.errors import EngineClosedError
+from llmkit.scheduling.plan import StepResult
+from llmkit.testing.scheduling import SchedulingHarness
+
+
+def failing_at(step, error=None):
+    def before_step(plan):
+        if plan.step == step:
+            raise error or RuntimeError("device lost")
+
+    return before_step
+
+
+class TestFailures:
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(self, depth):
+        run = SchedulingHarness(FcfsPolicy(), max_num_seqs=2, before_step=failing_at(2), max_concurrent_steps=depth)
+        for name in ("a", "b", "c", "d"):
+            run.add(name, [ord(name)] * 3, 4)
+        run.run()
+        reasons = {name: run.answers[name, 0].finish_reason for name in ("a", "b", "c", "d")}
+        assert reasons == {"a": "error", "b": "error", "c": "length", "d": "length"}
+        assert run.answers["a", 0].error == "The step failed: RuntimeError: device lost"
+        run.check_answers()
+        assert run.core.stats().num_failed_steps == 1
+
+    def test_nothing_of_a_failed_step_is_found_in_the_cache(self):
+        run = SchedulingHarness(FcfsPolicy(), before_step=failing_at(0))
+        run.add("a", [1] * 12, 4)
+        run.run()
+        run.add("b", [1] * 12, 4)
+        run.run()
+        run.check_answers()
+        assert run.answers["b", 0].num_cached_tokens == 0
+
+    def test_a_failed_row_fails_alone(self):
+        run = SchedulingHarness(FcfsPolicy(), failing_rows=lambda plan: {1: "NaN"} if plan.step == 1 else {})
+        for name in ("a", "b", "c"):
+            run.add(name, [1] * 3, 4)
+        run.run()
+        assert [run.answers[name, 0].finish_reason for name in ("a", "b", "c")] == ["length", "error", "length"]
+        run.check_answers()
+
+    def test_a_refused_submission_is_a_failed_step(self, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(run.executor, "submit", lambda _: 1 / 0)
+            outputs = run.core.step()
+        assert outputs[0].finish_reason == "error"
+        assert "ZeroDivisionError" in outputs[0].error
+        assert not run.core.has_work()
+
+    @pytest.mark.parametrize("tokens", [[], [1, 2, 3], [-1]])
+    def test_a_result_that_does_not_fit_is_a_failure(self, monkeypatch, tokens):
+        class Handle:
+            def result(self):
+                return StepResult(np.array(tokens, np.int32))
+
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 4)
+        monkeypatch.setattr(run.executor, "submit", lambda _: Handle())
+        outputs = run.core.step()
+        assert [output.finish_reason for output in outputs] == ["error"]
+        assert not run.core.has_work()
+        run.scheduler.check_integrity()
+
+    def test_an_interrupt_leaves_a_usable_engine(self):
+        run = SchedulingHarness(FcfsPolicy(), before_step=failing_at(1, KeyboardInterrupt()))
+        run.add("a", [1], 4)
+        run.step()
+        with pytest.raises(KeyboardInterrupt):
+            run.core.step()
+        run.step()
+        assert run.answers["a", 0].finish_reason == "error"
+        run.run()
+
+
+class TestObservers:
+    class Recorder:
+        def __init__(self):
+            self.steps = []
+            self.finished = []
+
+        def llmkit_step_finished(self, stats):
+            self.steps.append(stats)
+
+        def llmkit_request_finished(self, request):
+            self.finished.append(request)
+
+    def test_they_hear_of_steps_and_ends(self):
+        run = SchedulingHarness(FcfsPolicy(), max_num_batched_tokens=4)
+        recorder = self.Recorder()
+        run.core = EngineCore(run.scheduler, run.executor, observers=(recorder, run, object()))
+        run.add("a", [1, 2, 3, 4, 5, 6], 3, user="u", priority=2, arrival_time=1.0)
+        run.run()
+        assert [stats.num_tokens for stats in recorder.steps] == [4, 2, 1, 1]
+        assert [stats.num_sampled for stats in recorder.steps] == [0, 1, 1, 1]
+        assert [stats.num_running for stats in recorder.steps] == [1, 1, 1, 0]
+        assert all(stats.plan_s >= 0 and stats.update_s >= 0 and not stats.failed for stats in recorder.steps)
+        (finished,) = recorder.finished
+        assert (finished.request_id, finished.user, finished.priority) == ("a", "u", 2)
+        assert (finished.num_prompt_tokens, finished.num_output_tokens) == (6, 3)
+        assert finished.finish_reasons == ("length",)
+        metrics = finished.metrics
+        assert metrics.arrival_time == 1.0
+        assert metrics.first_scheduled_time <= metrics.first_token_time <= metrics.last_token_time
+        assert metrics.last_token_time <= metrics.finished_time
+
+    def test_one_that_raises_is_logged_and_harms_nobody(self, caplog):
+        class Broken:
+            def llmkit_step_finished(self, stats):  # noqa: ARG002
+                raise ValueError("bad observer")
+
+            def llmkit_request_finished(self, request):  # noqa: ARG002
+                raise ValueError("bad observer")
+
+        run = SchedulingHarness(FcfsPolicy())
+        recorder = self.Recorder()
+        run.core = EngineCore(run.scheduler, run.executor, observers=(Broken(), recorder, run))
+        run.add("a", [1], 3)
+        run.run()
+        run.check_answers()
+        assert len(recorder.steps) == 3
+        assert "bad observer" in caplog.text
+
+    def test_an_abort_is_an_end(self):
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 3)
+        run.step()
+        run.core.abort(["a"])
+        assert [request.finish_reasons for request in run.finished] == [("abort",)]
+
+
+class TestLife:
+    def test_idle(self):
+        core = SchedulingHarness(FcfsPolicy()).core
+        assert not core.has_work()
+        assert core.step() == []
+
+    def test_closed(self):
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 3)
+        run.core.close()
+        run.core.close()
+        assert run.executor.closed
+        with pytest.raises(EngineClosedError):
+            run.core.step()
+        with pytest.raises(EngineClosedError):
+            run.add("b", [1], 3)
+
+    def test_depth_is_what_both_sides_allow(self):
+        run = SchedulingHarness(FcfsPolicy(), max_concurrent_steps=2)
+        run.executor.max_concurrent_steps = 1
+        run.core = EngineCore(run.scheduler, run.executor, observers=(run,))
+        run.add("a", [1], 3)
+        run.run()
+        run.check_answers()
+
+    def test_reset_prefix_cache(self):
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1] * 12, 2)
+        run.step()
+        assert not run.core.reset_prefix_cache()
+        run.run()
+        assert run.core.reset_prefix_cache()
+        run.add("b", [1] * 12, 2)
+        run.run()
+        assert run.answers["b", 0].num_cached_tokens == 0
+
+    def test_stats(self):
+        run = SchedulingHarness(FcfsPolicy(), max_num_seqs=2)
+        for i in range(3):
+            run.add(f"r{i}", [i] * 4, 4)
+        run.step()
+        stats = run.core.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_unfinished, stats.num_steps) == (2, 1, 3, 1)
+        assert stats.num_blocks - stats.num_free_blocks == 2
+        assert stats.kv_usage == pytest.approx(2 / 32)
