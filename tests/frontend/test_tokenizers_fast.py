@@ -217,3 +217,23 @@ def test_smollm2_folder(smollm2_folder: Path, golden: list[dict[str, Any]]) -> N
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.vocab_size) == (1, 2, 49152)
     assert tokenizer.special_token_ids == set(range(17))
     assert tokenizer.byte_level
+
+
+def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
+    vocabulary = {token: i for i, token in enumerate([*byte_level_alphabet(), "ab", "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "chat_template": "t"}')
+    tokenizer = load_hf_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("ab c")] == [b"ab", b" ", b"c"]
+    assert tokenizer.special_tokens["eos_token"] == "<|endoftext|>"
+    assert tokenizer.special_token_ids == {257}
+    assert (tokenizer.byte_level, tokenizer.chat_template) == (True, "t")
+
+
+def test_a_tokenizer_that_cannot_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"not a model")
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json, and .*--tokenizer"):
+        load_hf_tokenizer(tmp_path)
