@@ -59,36 +59,41 @@ def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part:
             cpu.vstore(target + 4 * (j * d + c), value)
 
 
-def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int) -> None:
-    """s[row, j] = q[row, :] k[j, :] for few rows; s has BLOCK columns."""
-    i = 0
+def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int, ahead: int) -> None:
+    """s[row, j] = q[row, :] k[j, :] for few rows; s has BLOCK columns. The rows k + ahead are prefetched."""
+    i, n, wide, whole = 0, 4 * d, 4 * BLOCK, count & -4
     while i < rows:
-        for j in range(0, count - 3, 4):
-            if rows - i >= 3:
-                cpu.dot_tile(3, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
-            elif rows - i == 2:
-                cpu.dot_tile(2, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
+        left, step = q + i * n, min(3, rows - i)
+        for j in range(0, whole, 4):
+            right, place = k + j * n, s + i * wide + 4 * j
+            if step == 3:
+                cpu.dot_tile(3, 4, left, n, right, n, place, wide, d, right + ahead)
+            elif step == 2:
+                cpu.dot_tile(2, 4, left, n, right, n, place, wide, d, right + ahead)
             else:
-                cpu.dot_tile(1, 4, q + 4 * i * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (i * BLOCK + j), 4 * BLOCK, d)
-        for j in range(count - (count & 3), count):
-            for r in range(i, min(i + 3, rows)):
-                cpu.dot_tile(1, 1, q + 4 * r * d, 4 * d, k + 4 * j * d, 4 * d, s + 4 * (r * BLOCK + j), 4 * BLOCK, d)
-        i += 3
+                cpu.dot_tile(1, 4, left, n, right, n, place, wide, d, right + ahead)
+        for j in range(whole, count):
+            for r in range(step):
+                cpu.dot_tile(1, 1, left + r * n, n, k + j * n, n, s + (i + r) * wide + 4 * j, wide, d, 0)
+        i += step
 
 
-def _value_rows(p: int, rows: int, v: int, count: int, d: int, o: int) -> None:
-    """o[row, :] += p[row, :count] v[:count, :] for few rows."""
-    for c in range(0, d - (VECTORS * LANES - 1), VECTORS * LANES):
+def _value_rows(p: int, rows: int, v: int, count: int, d: int, o: int, ahead: int) -> None:
+    """o[row, :] += p[row, :count] v[:count, :] for few rows. The rows v + ahead are prefetched."""
+    n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
+    for c in range(0, d - span + 1, span):
         i = 0
-        while i + 3 <= rows:
-            cpu.outer_tile(3, VECTORS, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
-            i += 3
         while i < rows:
-            cpu.outer_tile(1, VECTORS, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
-            i += 1
-    for c in range(d // (VECTORS * LANES) * (VECTORS * LANES), d, LANES):
+            left, right, place = p + i * wide, v + 4 * c, o + i * n + 4 * c
+            if rows - i >= 3:
+                cpu.outer_tile(3, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
+                i += 3
+            else:
+                cpu.outer_tile(1, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
+                i += 1
+    for c in range(d // span * span, d, LANES):
         for i in range(rows):
-            cpu.outer_tile(1, 1, p + 4 * i * BLOCK, 4 * BLOCK, v + 4 * c, 4 * d, o + 4 * (i * d + c), 4 * d, count, 1)
+            cpu.outer_tile(1, 1, p + i * wide, wide, v + 4 * c, n, o + i * n + 4 * c, n, count, 1, ahead)
 
 
 def _softmax_row(s: int, low: int, high: int, count: int, cap: float, state: int, o: int, d: int) -> None:
@@ -160,16 +165,18 @@ def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
                     page = cpu.iload(table + 4 * (key >> shift))
                     place = args[_KV] + ((page * 2 + part) * args[_HK] + head) * page_bytes + 4 * offset * d
                     if part == 0:
-                        score_rows(q, group, place, take, d, s + 4 * j)
+                        score_rows(q, group, place, take, d, s + 4 * j, args[_HK] * page_bytes)
                     else:
-                        value_rows(s + 4 * j, group, place, take, d, o)
+                        ahead = cpu.iload(table + 4 * (min(key + BLOCK, length - 1) >> shift))
+                        ahead = ((ahead - page) * 2 - 1) * args[_HK] * page_bytes
+                        value_rows(s + 4 * j, group, place, take, d, o, ahead)
                     j += take
             else:
                 fetch_block(args, table, head, start + begin, count - begin, part, buffer)
                 if part == 0:
-                    score_rows(q, group, buffer, count - begin, d, s + 4 * begin)
+                    score_rows(q, group, buffer, count - begin, d, s + 4 * begin, 0)
                 else:
-                    value_rows(s + 4 * begin, group, buffer, count - begin, d, o)
+                    value_rows(s + 4 * begin, group, buffer, count - begin, d, o, 0)
             if part == 0:
                 for g in range(group):
                     softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
@@ -217,7 +224,7 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
         for r in range(0, padded, ROWS):
             for j in range(0, count, VECTORS * LANES):
                 cpu.outer_tile(
-                    ROWS, VECTORS, q + 4 * r * d, 4 * d, kt + 4 * j, 4 * BLOCK, s + 4 * (r * BLOCK + j), 4 * BLOCK, d, 0
+                    ROWS, VECTORS, q + 4 * r * d, 4 * d, kt + 4 * j, 4 * BLOCK, s + 4 * (r * BLOCK + j), 4 * BLOCK, d, 0, 0
                 )
         for r in range(rows):
             here = position + r // group
@@ -227,11 +234,11 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
         for c in range(0, d - (VECTORS * LANES - 1), VECTORS * LANES):
             for r in range(0, padded, ROWS):
                 cpu.outer_tile(
-                    ROWS, VECTORS, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1
+                    ROWS, VECTORS, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1, 0
                 )
         for c in range(d // (VECTORS * LANES) * (VECTORS * LANES), d, LANES):
             for r in range(0, padded, ROWS):
-                cpu.outer_tile(ROWS, 1, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1)
+                cpu.outer_tile(ROWS, 1, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1, 0)
         start += BLOCK
     for r in range(rows):
         factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * r + 4))

@@ -30,7 +30,11 @@ LANES = 8
 TILE_ROWS = 3  # rows of x in `dot_tile`: 3x4 accumulators fill AVX2's 16 registers, 6x4 the 32 of AVX-512
 OUTER_ROWS = 6  # rows in `outer_tile`
 OUTER_VECTORS = 2  # vectors a row in `outer_tile`
+HAS_AVX2 = False
 
+STREAMS = 4  # runs of rows that one thread reads at once when x is a single row
+PIECE = 16  # rows of a run taken at a time
+PANEL = 8  # rows of the weight that stay in the cache while tiles of x pass over them
 MAX_SMALL_ROWS = 64  # above this the matrix product of oneDNN is faster than tiles on the unpacked weight
 
 # Vector operations, bound by `load`. Addresses are int64 bytes; `vec` is a vector of LANES float32.
@@ -65,8 +69,8 @@ transpose: Any = None  # (source, source_stride, target, target_stride): a LANES
 iload64: Any = None  # (address) -> int64
 take: Any = None  # (args, index) -> int64, adds one to args[index] and gives the old value
 as_float: Any = None  # (int64) -> float32, from the bits of a float64
-dot_tile: Any = None  # (MR, NR, a, lda, b, ldb, c, ldc, k): c[i, j] = sum a[i, :] b[j, :]
-outer_tile: Any = None  # (MR, NV, a, lda, b, ldb, c, ldc, k, add): c[i, :] (+)= sum a[i, j] b[j, :]
+dot_tile: Any = None  # (MR, NR, a, lda, b, ldb, c, ldc, k, ahead): c[i, j] = sum a[i, :] b[j, :]
+outer_tile: Any = None  # (MR, NV, a, lda, b, ldb, c, ldc, k, add, ahead): c[i, :] (+)= sum a[i, j] b[j, :]
 
 _KERNEL_OPTIONS = {"cache": True, "error_model": "numpy", "fastmath": False}
 _lock = threading.Lock()
@@ -160,12 +164,13 @@ def float_bits(value: float) -> int:
 
 
 def _bind_operations() -> None:
-    global LANES, TILE_ROWS, OUTER_VECTORS
+    global LANES, TILE_ROWS, OUTER_VECTORS, HAS_AVX2
     import llvmlite.binding as llvm
     from numba.core import config, types
     from numba.core.datamodel import models, register_default
 
     features = config.CPU_FEATURES if config.CPU_FEATURES is not None else llvm.get_host_cpu_features().flatten()
+    HAS_AVX2 = "+avx2" in features
     if "+avx512f" in features and "+avx512bw" in features:
         LANES, TILE_ROWS, OUTER_VECTORS = 16, 6, 4
 
@@ -186,8 +191,8 @@ def _bind_operations() -> None:
     signatures = _simple_operations(types, vec, ir, vector)
     for name, (result, arguments, emit) in signatures.items():
         globals()[name] = _operation(result, arguments, emit)
-    globals()["dot_tile"] = _tile_operation(7, _emit_dot_tile)
-    globals()["outer_tile"] = _tile_operation(8, _emit_outer_tile)
+    globals()["dot_tile"] = _tile_operation(8, _emit_dot_tile)
+    globals()["outer_tile"] = _tile_operation(9, _emit_outer_tile)
 
 
 def _operation(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -> Any:
@@ -228,15 +233,17 @@ def _tile_operation(values: int, emit: Callable[..., None]) -> Any:
 
         return types.void(rows, columns, *[types.int64] * values), codegen
 
-    def seven(typingctx: Any, mr: Any, nr: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any) -> Any:
+    def eight(
+        typingctx: Any, mr: Any, nr: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, ahead: Any
+    ) -> Any:
         return build(mr, nr)
 
-    def eight(
-        typingctx: Any, mr: Any, nv: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, add: Any
+    def nine(
+        typingctx: Any, mr: Any, nv: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, add: Any, ahead: Any
     ) -> Any:
         return build(mr, nv)
 
-    return intrinsic(prefer_literal=True)(seven if values == 7 else eight)
+    return intrinsic(prefer_literal=True)(eight if values == 8 else nine)
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -399,6 +406,17 @@ def _rows(builder: Any, base: Any, stride: Any, count: int) -> list[Any]:
 # --- register tiles -------------------------------------------------------------------------------------------------------
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    word = ir.IntType(32)
+    pointer = _pointer(builder, address, ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, ir.Constant(word, 0), ir.Constant(word, 3), ir.Constant(word, 1)])
+
+
 def _loop(builder: Any, start: Any, stop: Any, step: int, carried: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
     """A counted loop over i64 with `carried` values in registers; `body(index, values)` gives the next values."""
     from llvmlite import ir
@@ -424,21 +442,30 @@ def _loop(builder: Any, start: Any, stop: Any, step: int, carried: list[Any], bo
 
 
 def _emit_dot_tile(
-    builder: Any, mr: int, nr: int, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any
+    builder: Any, mr: int, nr: int, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, ahead: Any
 ) -> None:
-    """c[i, j] = sum over k of a[i, k] b[j, k] for an mr x nr tile; strides in bytes, nr 1 or 4, k any number."""
+    """c[i, j] = sum over k of a[i, k] b[j, k] for an mr x nr tile; strides in bytes, nr 1 or 4, k any number.
+
+    With nr = 4 the 4 rows (2 when mr > 3) at `ahead`, as long and as far apart as those of b, are prefetched meanwhile.
+    """
     from llvmlite import ir
 
     vector, single, i64 = ir.VectorType(ir.FloatType(), LANES), ir.FloatType(), ir.IntType(64)
     a_rows, b_rows = _rows(builder, a, lda, mr), _rows(builder, b, ldb, nr)
+    ahead_rows = _rows(builder, ahead, ldb, 2 if mr > 3 else 4) if nr == 4 else []
     kinds: dict[Any, str] = {vector: f"llvm.fma.v{LANES}f32", single: "llvm.fma.f32"}
 
     def body(kind: Any) -> Callable[..., list[Any]]:
         def step(index: Any, values: list[Any]) -> list[Any]:
+            # A step of 8 lanes is half a cache line: there one instruction walks over two rows.
+            for row in ahead_rows[:: 16 // LANES] if kind is vector else []:
+                offset = index if LANES == 16 else builder.shl(index, ir.Constant(i64, 1))
+                _prefetch(builder, builder.add(row, offset))
             lefts = [_load(builder, builder.add(row, index), kind) for row in a_rows]
             result = list(values)
             for j, row in enumerate(b_rows):
-                right = _load(builder, builder.add(row, index), kind)
+                place = builder.add(row, index)
+                right = _load(builder, place, kind)
                 for i, left in enumerate(lefts):
                     result[i * nr + j] = _call(builder, kinds[kind], kind, left, right, values[i * nr + j])
             return result
@@ -477,9 +504,12 @@ def _fold(builder: Any, values: list[Any]) -> Any:
 
 
 def _emit_outer_tile(
-    builder: Any, mr: int, nv: int, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, add: Any
+    builder: Any, mr: int, nv: int, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, add: Any, ahead: Any
 ) -> None:
-    """c[i, :] = (add ? c[i, :] : 0) + sum over j < k of a[i, j] b[j, :] for mr rows of nv vectors; strides in bytes."""
+    """c[i, :] = (add ? c[i, :] : 0) + sum over j < k of a[i, j] b[j, :] for mr rows of nv vectors; strides in bytes.
+
+    With mr < OUTER_ROWS the memory `ahead` bytes after each piece of b is prefetched.
+    """
     from llvmlite import ir
 
     vector, i64 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
@@ -492,6 +522,8 @@ def _emit_outer_tile(
     def step(index: Any, values: list[Any]) -> list[Any]:
         row = values[-1]
         rights = [_load(builder, builder.add(row, ir.Constant(i64, 4 * LANES * j)), vector) for j in range(nv)]
+        for j in range(0, nv if mr < OUTER_ROWS else 0, 16 // LANES):
+            _prefetch(builder, builder.add(builder.add(row, ahead), ir.Constant(i64, 4 * LANES * j)))
         result = []
         for i in range(mr):
             left = _splat(builder, _load(builder, builder.add(a_rows[i], index), ir.FloatType()), vector)
@@ -510,38 +542,89 @@ def _emit_outer_tile(
 
 def rows_times_weight(x: int, ldx: int, m: int, w: int, ldw: int, n: int, y: int, ldy: int, k: int) -> None:
     """y[m, n] = x[m, k] w[n, k]^T on the calling thread; strides in bytes. Compiled into the kernels that call it."""
-    for j in range(0, n - 3, 4):
+    for first in range(0, n & -4, PANEL):
+        last = min(first + PANEL, n & -4)
+        ahead = w + (first + PANEL) * ldw  # rows of the next panel, fetched while this one is used
         i = 0
         while i + TILE_ROWS <= m:
-            dot_tile(TILE_ROWS, 4, x + i * ldx, ldx, w + j * ldw, ldw, y + i * ldy + 4 * j, ldy, k)
+            for j in range(first, last, 4):
+                place = y + i * ldy + 4 * j
+                dot_tile(TILE_ROWS, 4, x + i * ldx, ldx, w + j * ldw, ldw, place, ldy, k, ahead)
+                ahead += 2 * ldw if TILE_ROWS > 3 else 4 * ldw
             i += TILE_ROWS
-        while i + 2 <= m:
-            dot_tile(2, 4, x + i * ldx, ldx, w + j * ldw, ldw, y + i * ldy + 4 * j, ldy, k)
-            i += 2
-        if i < m:
-            dot_tile(1, 4, x + i * ldx, ldx, w + j * ldw, ldw, y + i * ldy + 4 * j, ldy, k)
-    for j in range(n - (n & 3), n):
+        while i < m:
+            step = min(m - i, 3)
+            for j in range(first, last, 4):
+                place = y + i * ldy + 4 * j
+                if step == 3:
+                    dot_tile(3, 4, x + i * ldx, ldx, w + j * ldw, ldw, place, ldy, k, ahead)
+                elif step == 2:
+                    dot_tile(2, 4, x + i * ldx, ldx, w + j * ldw, ldw, place, ldy, k, ahead)
+                else:
+                    dot_tile(1, 4, x + i * ldx, ldx, w + j * ldw, ldw, place, ldy, k, ahead)
+                ahead += 4 * ldw
+            i += step
+    for j in range(n & -4, n):
         for i in range(m):
-            dot_tile(1, 1, x + i * ldx, ldx, w + j * ldw, ldw, y + i * ldy + 4 * j, ldy, k)
+            dot_tile(1, 1, x + i * ldx, ldx, w + j * ldw, ldw, y + i * ldy + 4 * j, ldy, k, 0)
 
 
 def _linear_kernel(args: Any) -> None:
-    x, w, bias, y, m, n, k, block = args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8]
-    while True:
-        start = take(args, 0) * block
-        if start >= n:
-            break
-        count = min(block, n - start)
-        tile_rows(x, 4 * k, m, w + 4 * k * start, 4 * k, count, y + 4 * start, 4 * n, k)
+    """args: tickets, x, weight, bias (0: none), y, m, n, k, rows a piece, threads, rows a share, then a counter a share.
+
+    A thread walks through its own share of the rows, so that it reads memory in order, then helps with the others'.
+    """
+    x, w, bias, y, m, n, k, piece = args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8]
+    threads, share = args[9], args[10]
+    ticket = take(args, 0)
+    for turn in range(threads):
+        part = (ticket + turn) % threads
+        low = part * share
+        high = min(low + share, n)
+        while True:
+            start = low + take(args, 11 + part) * piece
+            if start >= high:
+                break
+            count = min(piece, high - start)
+            tile_rows(x, 4 * k, m, w + 4 * k * start, 4 * k, count, y + 4 * start, 4 * n, k)
+            if bias != 0:
+                for i in range(m):
+                    for j in range(start, start + count):
+                        place = y + 4 * (i * n + j)
+                        sstore(place, sload(place) + sload(bias + 4 * j))
+
+
+def single_row(x: int, w: int, bias: int, y: int, n: int, k: int, low: int, stride: int, start: int, stop: int) -> None:
+    """One row of x times the rows low + STREAMS' multiples of stride + [start, stop) of w: STREAMS streams of memory."""
+    for j in range(low + start, low + stop):
+        if j + (STREAMS - 1) * stride < n:
+            dot_tile(STREAMS, 1, w + 4 * k * j, 4 * k * stride, x, 0, y + 4 * j, 4 * stride, k, 0)
+        else:
+            for i in range(j, n, stride):
+                dot_tile(1, 1, w + 4 * k * i, 0, x, 0, y + 4 * i, 0, k, 0)
         if bias != 0:
-            for i in range(m):
-                for j in range(start, start + count):
-                    place = y + 4 * (i * n + j)
-                    sstore(place, sload(place) + sload(bias + 4 * j))
+            for i in range(j, min(n, j + STREAMS * stride), stride):
+                sstore(y + 4 * i, sload(y + 4 * i) + sload(bias + 4 * i))
+
+
+def _single_kernel(args: Any) -> None:
+    """args as those of `_linear_kernel` with m = 1; a share is STREAMS runs of `share` rows."""
+    x, w, bias, y, n, k, piece = args[1], args[2], args[3], args[4], args[6], args[7], args[8]
+    threads, share = args[9], args[10]
+    ticket = take(args, 0)
+    for turn in range(threads):
+        part = (ticket + turn) % threads
+        while True:
+            start = take(args, 11 + part) * piece
+            if start >= share:
+                break
+            one_row(x, w, bias, y, n, k, part * STREAMS * share, share, start, min(start + piece, share))
 
 
 tile_rows: Any = None  # `rows_times_weight` for use inside kernels, bound by `inner`
+one_row: Any = None
 _kernel: Any = None
+_single: Any = None
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -554,9 +637,10 @@ def inner(function: Callable[..., Any]) -> Any:
 
 def load_linear() -> Any:
     """Compile or load the kernel of `linear`."""
-    global _kernel, tile_rows
+    global _kernel, _single, tile_rows, one_row
     if _kernel is None:
-        tile_rows = inner(rows_times_weight)
+        tile_rows, one_row = inner(rows_times_weight), inner(single_row)
+        _single = compile_kernel(_single_kernel)
         _kernel = compile_kernel(_linear_kernel)
     return _kernel
 
@@ -574,11 +658,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     x = x.contiguous()
     y = x.new_empty((m, n))
-    threads = torch.get_num_threads()
-    block = max(4, min(64, n // (4 * threads)) & -4)
+    threads = torch.get_num_threads() if m * n * k > 65536 else 1
+    if _kernel is None:
+        load_linear()
+    if m == 1:
+        share, piece = -(-n // (threads * STREAMS)), PIECE
+    else:
+        share, piece = (n // threads + 4) & -4, 16
     launch(
-        _kernel or load_linear(),
-        threads if m * n * k > 65536 else 1,
-        x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(), m, n, k, block,
+        _single if m == 1 else _kernel, threads, x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        y.data_ptr(), m, n, k, piece, threads, share, *((0,) * threads),
     )  # fmt: skip
     return y
