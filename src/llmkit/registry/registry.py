@@ -93,7 +93,7 @@ class Registry:
                 return replace(row, state="disabled", reason=f"it is disabled by {entry.source}")
         loaded = self._loaded.get(row.identity)
         if isinstance(loaded, LoadFailure):
-            return replace(row, state="broken", reason=str(loaded))
+            return replace(row, state="broken" if row.state == "found" else row.state, reason=str(loaded))
         return replace(row, state="loaded") if loaded else row
 
     def _with_conflicts(self, rows: list[PluginRow]) -> list[PluginRow]:
