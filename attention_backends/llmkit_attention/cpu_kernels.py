@@ -1,10 +1,12 @@
 """Paged causal attention on CPUs, for batches that mix prefill and decode rows.
 
-Work items are (sequence, KV head, tile of queries). All query heads of a KV head are rows of one tile, so K and V are read
-once for them. Threads take items from a counter, the long tiles of a sequence first. Nothing is gathered or padded to the longest sequence:
-a tile walks over blocks of BLOCK keys, page by page, with a running maximum and sum.
+Work items are (sequence, KV head, tile of queries). All query heads of a KV head are rows of one tile, so K
+and V are read once for them. Threads take items from a counter, the long tiles of a sequence first. Nothing
+is gathered or padded to the longest sequence: a tile walks over blocks of BLOCK keys, page by page, with a
+running maximum and sum.
 
-Source: Dao et al., "FlashAttention" (2022), for the blocked softmax; Kwon et al., "PagedAttention" (2023), for the page table.
+Source: Dao et al., "FlashAttention" (2022), for the blocked softmax; Kwon et al., "PagedAttention" (2023),
+for the page table.
 """
 
 from __future__ import annotations
@@ -204,6 +206,7 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
     state = s + 4 * padded * BLOCK
     k = state + 8 * padded
     kt = k + 4 * BLOCK * d
+    n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
     for r in range(padded):
         source = args[_Q] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
         for c in range(0, d, LANES):
@@ -223,22 +226,19 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
                 cpu.transpose(k + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
         for r in range(0, padded, ROWS):
             for j in range(0, count, VECTORS * LANES):
-                cpu.outer_tile(
-                    ROWS, VECTORS, q + 4 * r * d, 4 * d, kt + 4 * j, 4 * BLOCK, s + 4 * (r * BLOCK + j), 4 * BLOCK, d, 0, 0
-                )
+                place = s + r * wide + 4 * j
+                cpu.outer_tile(ROWS, VECTORS, q + r * n, n, kt + 4 * j, wide, place, wide, d, 0, 0)
         for r in range(rows):
             here = position + r // group
             low = here - window + 1 - start if window > 0 else 0
             softmax_row(s + 4 * r * BLOCK, low, here + 1 - start, count, cap, state + 8 * r, o + 4 * r * d, d)
         fetch_block(args, table, head, start, count, 1, k)
-        for c in range(0, d - (VECTORS * LANES - 1), VECTORS * LANES):
+        for c in range(0, d - span + 1, span):
             for r in range(0, padded, ROWS):
-                cpu.outer_tile(
-                    ROWS, VECTORS, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1, 0
-                )
-        for c in range(d // (VECTORS * LANES) * (VECTORS * LANES), d, LANES):
+                cpu.outer_tile(ROWS, VECTORS, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
+        for c in range(d // span * span, d, LANES):
             for r in range(0, padded, ROWS):
-                cpu.outer_tile(ROWS, 1, s + 4 * r * BLOCK, 4 * BLOCK, k + 4 * c, 4 * d, o + 4 * (r * d + c), 4 * d, count, 1, 0)
+                cpu.outer_tile(ROWS, 1, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
         start += BLOCK
     for r in range(rows):
         factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * r + 4))
@@ -333,12 +333,13 @@ def paged_attention(
 ) -> None:
     """Causal attention of each sequence's last tokens over its paged keys and values, into `out`.
 
-    q, out: float32 [tokens, query heads, head size]; kv: [pages, 2, KV heads, page size, head size] in float32, bfloat16
-    or float16; block_table: int32 [sequences, max pages]; query_start_loc: int32 [sequences + 1], rows of q;
-    seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv) included. A key is seen by
-    the queries at its position and later, with sliding_window > 0 only by those less than sliding_window after it;
-    soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap). Sequences may have no query token.
-    Relative error against float64 is below 1e-5 for a float32 cache. ValueError names what is unsupported.
+    q, out: float32 [tokens, query heads, head size]; kv: [pages, 2, KV heads, page size, head size] in
+    float32, bfloat16 or float16; block_table: int32 [sequences, max pages]; query_start_loc: int32 [sequences
+    + 1], rows of q; seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv)
+    included. A key is seen by the queries at its position and later, with sliding_window > 0 only by those
+    less than sliding_window after it; soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap).
+    Sequences may have no query token. Relative error against float64 is below 1e-5 for a float32 cache.
+    ValueError names what is unsupported.
     """
     heads, page_size, d = kv.shape[2], kv.shape[3], kv.shape[4]
     query_heads = q.shape[1]
@@ -356,17 +357,17 @@ def paged_attention(
     cpu.launch(
         _attention, threads,
         q.data_ptr(), kv.data_ptr(), block_table.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
-        out.data_ptr(), cpu.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1], query_heads, heads, d,
-        page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window, cpu.float_bits(soft_cap), cpu.float_bits(scale),
-        tile_tokens, size,
+        out.data_ptr(), cpu.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1],
+        query_heads, heads, d, page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window,
+        cpu.float_bits(soft_cap), cpu.float_bits(scale), tile_tokens, size,
     )  # fmt: skip
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Write k and v [tokens, KV heads, head size] to their slots of kv [pages, 2, KV heads, page size, head size].
 
-    slot_mapping: int64 [tokens], page * page size + offset; a negative slot is skipped. A float32 cache takes the kernel,
-    other dtypes an indexed assignment of torch.
+    slot_mapping: int64 [tokens], page * page size + offset; a negative slot is skipped. A float32 cache takes
+    the kernel, other dtypes an indexed assignment of torch.
     """
     _, _, heads, page_size, d = kv.shape
     if kv.dtype is torch.float32 and k.dtype is torch.float32 and d % HEAD_ALIGNMENT == 0 and kv.is_contiguous():

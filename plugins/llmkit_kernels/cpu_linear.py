@@ -1,14 +1,15 @@
 """Float32 linear layers for CPUs, and the small run time that the other CPU kernels share.
 
-Kernels are numba C callbacks `void kernel(int64 *args)` written with explicit vector operations. They run on *torch's own*
-OpenMP threads: `launch` hands the function pointer to the `GOMP_parallel` of the libgomp that torch has loaded, so that there
-is one pool, one number of threads (`torch.get_num_threads()`) and no two sets of spinning threads on the same cores. Inside,
-threads take pieces of work from an atomic counter, `args[0]`; every output is made by one thread in a fixed order, so results
-do not depend on the schedule.
+Kernels are numba C callbacks `void kernel(int64 *args)` written with explicit vector operations. They run on
+*torch's own* OpenMP threads: `launch` hands the function pointer to the `GOMP_parallel` of the libgomp that
+torch has loaded, so that there is one pool, one number of threads (`torch.get_num_threads()`) and no two sets
+of spinning threads on the same cores. Inside, threads take pieces of work from an atomic counter, `args[0]`;
+every output is made by one thread in a fixed order, so results do not depend on the schedule.
 
 numba is imported by the first call (or by `load`), never by the import of this module.
 
-Sources: register tiling after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+Sources: register tiling after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-# Lanes of a vector and rows of a register tile; fixed by `load` from the instruction set (16 lanes with AVX-512, else 8).
+# Lanes of a vector and sizes of register tiles; `load` fixes them by the instruction set (16 lanes with AVX-512).
 LANES = 8
 TILE_ROWS = 3  # rows of x in `dot_tile`: 3x4 accumulators fill AVX2's 16 registers, 6x4 the 32 of AVX-512
 OUTER_ROWS = 6  # rows in `outer_tile`
@@ -73,28 +74,29 @@ dot_tile: Any = None  # (MR, NR, a, lda, b, ldb, c, ldc, k, ahead): c[i, j] = su
 outer_tile: Any = None  # (MR, NV, a, lda, b, ldb, c, ldc, k, add, ahead): c[i, :] (+)= sum a[i, j] b[j, :]
 
 _KERNEL_OPTIONS = {"cache": True, "error_model": "numpy", "fastmath": False}
+_SOURCES = (Path(__file__), Path(__file__).with_name("cpu_fused.py"))
 _lock = threading.Lock()
 _parallel: Callable[..., None] | None = None
 _loaded = False
 _cache_folder: Path | None = None
 
 
-# --- run time -------------------------------------------------------------------------------------------------------------
+# --- run time -----------------------------------------------------------------------------------------------
 
 
 def configure_cache(path: str | os.PathLike[str]) -> None:
-    """Keep compiled kernels under `path`. Call it before the first kernel; without it `NUMBA_CACHE_DIR` or the user's cache folder."""
+    """Keep compiled kernels under `path` instead of `NUMBA_CACHE_DIR` or the user's cache folder. Call it first."""
     global _cache_folder
     _cache_folder = Path(path)
 
 
 def _prepare_cache() -> None:
     # The operations here are inlined in every module's kernels, and numba only watches the file of the kernel itself:
-    # a folder named by this file's content keeps stale code out.
+    # a folder named by the content of the files that define them keeps stale code out.
     import numba
 
     base = _cache_folder or Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "llmkit" / "numba")
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
     numba.config.CACHE_DIR = str(base / digest)
 
 
@@ -160,7 +162,7 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 
-# --- vector operations ----------------------------------------------------------------------------------------------------
+# --- operations and register tiles --------------------------------------------------------------------------
 
 
 def _bind_operations() -> None:
@@ -168,6 +170,8 @@ def _bind_operations() -> None:
     import llvmlite.binding as llvm
     from numba.core import config, types
     from numba.core.datamodel import models, register_default
+
+    from llmkit_kernels import cpu_fused as ops
 
     features = config.CPU_FEATURES if config.CPU_FEATURES is not None else llvm.get_host_cpu_features().flatten()
     HAS_AVX2 = "+avx2" in features
@@ -188,236 +192,36 @@ def _bind_operations() -> None:
             super().__init__(manager, fe_type, vector)
 
     vec = FloatVector()
-    signatures = _simple_operations(types, vec, ir, vector)
+    signatures = ops.simple_operations(types, vec, ir, vector)
     for name, (result, arguments, emit) in signatures.items():
-        globals()[name] = _operation(result, arguments, emit)
-    globals()["dot_tile"] = _tile_operation(8, _emit_dot_tile)
-    globals()["outer_tile"] = _tile_operation(9, _emit_outer_tile)
+        globals()[name] = ops.operation(result, arguments, emit)
+    globals()["dot_tile"] = tile_operation(8, _emit_dot_tile)
+    globals()["outer_tile"] = tile_operation(9, _emit_outer_tile)
 
 
-def _operation(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -> Any:
-    """A numba intrinsic of one to four arguments that `emit(builder, *values)` writes as LLVM instructions."""
-    from numba.extending import intrinsic
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = emit(builder, *args)
-        return context.get_dummy_value() if value is None else value
-
-    def one(typingctx: Any, a: Any) -> Any:
-        return result(*arguments), codegen
-
-    def two(typingctx: Any, a: Any, b: Any) -> Any:
-        return result(*arguments), codegen
-
-    def three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-        return result(*arguments), codegen
-
-    def four(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        return result(*arguments), codegen
-
-    return intrinsic((one, two, three, four)[len(arguments) - 1])
-
-
-def _tile_operation(values: int, emit: Callable[..., None]) -> Any:
+def tile_operation(values: int, emit: Callable[..., None]) -> Any:
     """An intrinsic whose first two arguments are literal tile sizes, followed by `values` int64."""
     from numba.core import types
     from numba.extending import intrinsic
 
-    def build(rows: Any, columns: Any) -> Any:
+    from llmkit_kernels import cpu_fused as ops
+
+    def typed(_context: Any, rows: Any, columns: Any, *_values: Any) -> Any:
         if not (isinstance(rows, types.IntegerLiteral) and isinstance(columns, types.IntegerLiteral)):
             return None
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             emit(builder, rows.literal_value, columns.literal_value, *args[2:])
             return context.get_dummy_value()
 
         return types.void(rows, columns, *[types.int64] * values), codegen
 
-    def eight(
-        typingctx: Any, mr: Any, nr: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, ahead: Any
-    ) -> Any:
-        return build(mr, nr)
-
-    def nine(
-        typingctx: Any, mr: Any, nv: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, add: Any, ahead: Any
-    ) -> Any:
-        return build(mr, nv)
-
-    return intrinsic(prefer_literal=True)(eight if values == 8 else nine)
+    return intrinsic(prefer_literal=True)(ops.with_arity(typed, 3 + values))
 
 
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _load(builder: Any, address: Any, kind: Any, align: int = 1) -> Any:
-    return builder.load(_pointer(builder, address, kind), align=align)
-
-
-def _store(builder: Any, address: Any, value: Any) -> None:
-    builder.store(value, _pointer(builder, address, value.type), align=1)
-
-
-def _splat(builder: Any, value: Any, vector: Any) -> Any:
-    from llvmlite import ir
-
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
-
-
-def _shuffle(builder: Any, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-    from llvmlite import ir
-
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
-
-
-def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    from llvmlite import ir
-    from numba.core import cgutils
-
-    kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-
-def _simple_operations(types: Any, vec: Any, ir: Any, vector: Any) -> dict[str, tuple[Any, Any, Any]]:
-    """Name -> (result type, argument types, emitter) of the operations that are a few instructions each."""
-    i64, f32, void = types.int64, types.float32, types.void
-    lanes = LANES
-    word, byte, half = (ir.VectorType(kind, lanes) for kind in (ir.IntType(32), ir.IntType(8), ir.HalfType()))
-    short = ir.VectorType(ir.IntType(16), lanes)
-    suffix = f"v{lanes}f32"
-
-    def reduce(builder: Any, value: Any, join: Callable[..., Any]) -> Any:
-        count = lanes
-        while count > 1:
-            count //= 2
-            low = _shuffle(builder, value, value, range(count))
-            value = join(builder, low, _shuffle(builder, value, value, range(count, 2 * count)))
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-
-    def less(b: Any, x: Any, y: Any) -> Any:
-        return b.select(b.fcmp_ordered("<", x, y), x, y)
-
-    def greater(b: Any, x: Any, y: Any) -> Any:
-        return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-    def nibble(b: Any, p: Any, high: bool) -> Any:
-        wide = b.zext(_load(b, p, byte), word)
-        four, mask = (ir.Constant(word, [c] * lanes) for c in (4, 15))
-        return b.sitofp(b.lshr(wide, four) if high else b.and_(wide, mask), vector)
-
-    def codes(b: Any, p: Any, low: Any, high: Any) -> None:
-        upper = b.shl(b.fptosi(high, word), ir.Constant(word, [4] * lanes))
-        _store(b, p, b.trunc(b.or_(b.fptosi(low, word), upper), byte))
-
-    def bfloat(b: Any, p: Any) -> Any:
-        wide = b.shl(b.zext(_load(b, p, short), word), ir.Constant(word, [16] * lanes))
-        return b.bitcast(wide, vector)
-
-    def atomic(b: Any, p: Any, index: Any) -> Any:
-        return b.atomic_rmw("add", b.gep(p, [index]), ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return {
-        "vload": (vec, (i64,), lambda b, p: _load(b, p, vector)),
-        "vstore": (void, (i64, vec), _store),
-        "vsplat": (vec, (f32,), lambda b, s: _splat(b, s, vector)),
-        "vadd": (vec, (vec, vec), lambda b, x, y: b.fadd(x, y)),
-        "vsub": (vec, (vec, vec), lambda b, x, y: b.fsub(x, y)),
-        "vmul": (vec, (vec, vec), lambda b, x, y: b.fmul(x, y)),
-        "vdiv": (vec, (vec, vec), lambda b, x, y: b.fdiv(x, y)),
-        "vmax": (vec, (vec, vec), greater),
-        "vfma": (vec, (vec, vec, vec), lambda b, x, y, z: _call(b, f"llvm.fma.{suffix}", vector, x, y, z)),
-        "vexp": (vec, (vec,), _emit_exp),
-        "vsum": (f32, (vec,), lambda b, v: reduce(b, v, lambda c, x, y: c.fadd(x, y))),
-        "vtop": (f32, (vec,), lambda b, v: reduce(b, v, greater)),
-        "vbottom": (f32, (vec,), lambda b, v: reduce(b, v, less)),
-        "sload": (f32, (i64,), lambda b, p: _load(b, p, ir.FloatType())),
-        "sstore": (void, (i64, f32), _store),
-        "iload": (i64, (i64,), lambda b, p: b.sext(_load(b, p, ir.IntType(32)), ir.IntType(64))),
-        "iload64": (i64, (i64,), lambda b, p: _load(b, p, ir.IntType(64))),
-        "hload": (f32, (i64,), lambda b, p: b.fpext(_load(b, p, ir.HalfType()), ir.FloatType())),
-        "vload_half": (vec, (i64,), lambda b, p: b.fpext(_load(b, p, half), vector)),
-        "vload_bfloat": (vec, (i64,), bfloat),
-        "vload_low4": (vec, (i64,), lambda b, p: nibble(b, p, False)),
-        "vload_high4": (vec, (i64,), lambda b, p: nibble(b, p, True)),
-        "vload_int8": (vec, (i64,), lambda b, p: b.sitofp(b.sext(_load(b, p, byte), word), vector)),
-        "vmin": (vec, (vec, vec), less),
-        "vround": (vec, (vec,), lambda b, x: _call(b, f"llvm.rint.{suffix}", vector, x)),
-        "hstore": (void, (i64, f32), lambda b, p, v: _store(b, p, b.fptrunc(v, ir.HalfType()))),
-        "vstore_codes": (void, (i64, vec, vec), codes),
-        "vstore_int8": (void, (i64, vec), lambda b, p, v: _store(b, p, b.trunc(b.fptosi(v, word), byte))),
-        "transpose": (void, (i64, i64, i64, i64), _emit_transpose),
-        "take": (i64, (types.CPointer(i64), i64), atomic),
-        "as_float": (f32, (i64,), lambda b, v: b.fptrunc(b.bitcast(v, ir.DoubleType()), ir.FloatType())),
-    }
-
-
-def _emit_exp(builder: Any, x: Any) -> Any:
-    """exp with a relative error below 2e-7; exactly 0 below -87. Cody-Waite reduction, polynomial of degree 6."""
-    from llvmlite import ir
-
-    vector = x.type
-    suffix = f"v{vector.count}f32"
-    word = ir.VectorType(ir.IntType(32), vector.count)
-
-    def constant(value: float) -> Any:
-        return ir.Constant(vector, [ir.Constant(ir.FloatType(), value)] * vector.count)
-
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        return _call(builder, f"llvm.fma.{suffix}", vector, a, b, c)
-
-    high = builder.select(builder.fcmp_ordered("<", x, constant(88.0)), x, constant(88.0))
-    safe = builder.select(builder.fcmp_ordered(">", high, constant(-87.0)), high, constant(-87.0))
-    power = _call(builder, f"llvm.rint.{suffix}", vector, builder.fmul(safe, constant(1.4426950408889634)))
-    rest = fma(power, constant(-0.693145751953125), safe)
-    rest = fma(power, constant(-1.428606765330187e-06), rest)
-    result = constant(1 / 720)
-    for factor in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        result = fma(result, rest, constant(factor))
-    shift = builder.shl(builder.fptosi(power, word), ir.Constant(word, [23] * vector.count))
-    scaled = builder.bitcast(builder.add(builder.bitcast(result, word), shift), vector)
-    return builder.select(builder.fcmp_ordered("<", x, constant(-87.0)), constant(0.0), scaled)
-
-
-def _emit_transpose(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
-    """LANES perfect shuffles of row pairs, log2(LANES) times, transpose a square block in registers."""
-    from llvmlite import ir
-
-    count = LANES
-    vector = ir.VectorType(ir.FloatType(), count)
-    rows = [_load(builder, address, vector) for address in _rows(builder, source, source_stride, count)]
-    low = [lane for i in range(count // 2) for lane in (i, count + i)]
-    high = [lane + count // 2 for lane in low]
-    for _ in range(count.bit_length() - 1):
-        pairs = [(rows[i], rows[i + count // 2]) for i in range(count // 2)]
-        rows = [_shuffle(builder, a, b, half) for a, b in pairs for half in (low, high)]
-    for row, address in zip(rows, _rows(builder, target, target_stride, count), strict=True):
-        _store(builder, address, row)
-
-
-def _rows(builder: Any, base: Any, stride: Any, count: int) -> list[Any]:
-    addresses = [base]
-    for _ in range(count - 1):
-        addresses.append(builder.add(addresses[-1], stride))
-    return addresses
-
-
-# --- register tiles -------------------------------------------------------------------------------------------------------
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    from llvmlite import ir
-    from numba.core import cgutils
-
-    word = ir.IntType(32)
-    pointer = _pointer(builder, address, ir.IntType(8))
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [pointer, ir.Constant(word, 0), ir.Constant(word, 3), ir.Constant(word, 1)])
-
-
-def _loop(builder: Any, start: Any, stop: Any, step: int, carried: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
+def loop(
+    builder: Any, start: Any, stop: Any, step: int, carried: list[Any], body: Callable[..., list[Any]]
+) -> list[Any]:
     """A counted loop over i64 with `carried` values in registers; `body(index, values)` gives the next values."""
     from llvmlite import ir
 
@@ -446,13 +250,16 @@ def _emit_dot_tile(
 ) -> None:
     """c[i, j] = sum over k of a[i, k] b[j, k] for an mr x nr tile; strides in bytes, nr 1 or 4, k any number.
 
-    With nr = 4 the 4 rows (2 when mr > 3) at `ahead`, as long and as far apart as those of b, are prefetched meanwhile.
+    With nr = 4 the 4 rows (2 when mr > 3) at `ahead`, as long and as far apart as those of b, are prefetched
+    meanwhile.
     """
     from llvmlite import ir
 
+    from llmkit_kernels import cpu_fused as ops
+
     vector, single, i64 = ir.VectorType(ir.FloatType(), LANES), ir.FloatType(), ir.IntType(64)
-    a_rows, b_rows = _rows(builder, a, lda, mr), _rows(builder, b, ldb, nr)
-    ahead_rows = _rows(builder, ahead, ldb, 2 if mr > 3 else 4) if nr == 4 else []
+    a_rows, b_rows = ops.emit_rows(builder, a, lda, mr), ops.emit_rows(builder, b, ldb, nr)
+    ahead_rows = ops.emit_rows(builder, ahead, ldb, 2 if mr > 3 else 4) if nr == 4 else []
     kinds: dict[Any, str] = {vector: f"llvm.fma.v{LANES}f32", single: "llvm.fma.f32"}
 
     def body(kind: Any) -> Callable[..., list[Any]]:
@@ -460,14 +267,14 @@ def _emit_dot_tile(
             # A step of 8 lanes is half a cache line: there one instruction walks over two rows.
             for row in ahead_rows[:: 16 // LANES] if kind is vector else []:
                 offset = index if LANES == 16 else builder.shl(index, ir.Constant(i64, 1))
-                _prefetch(builder, builder.add(row, offset))
-            lefts = [_load(builder, builder.add(row, index), kind) for row in a_rows]
+                ops.emit_prefetch(builder, builder.add(row, offset))
+            lefts = [ops.emit_load(builder, builder.add(row, index), kind) for row in a_rows]
             result = list(values)
             for j, row in enumerate(b_rows):
                 place = builder.add(row, index)
-                right = _load(builder, place, kind)
+                right = ops.emit_load(builder, place, kind)
                 for i, left in enumerate(lefts):
-                    result[i * nr + j] = _call(builder, kinds[kind], kind, left, right, values[i * nr + j])
+                    result[i * nr + j] = ops.emit_call(builder, kinds[kind], kind, left, right, values[i * nr + j])
             return result
 
         return step
@@ -475,32 +282,35 @@ def _emit_dot_tile(
     total = builder.shl(k, ir.Constant(i64, 2))
     main = builder.and_(total, ir.Constant(i64, -4 * LANES))
     zero = ir.Constant(i64, 0)
-    sums = _loop(builder, zero, main, 4 * LANES, [ir.Constant(vector, [0.0] * LANES)] * (mr * nr), body(vector))
+    sums = loop(builder, zero, main, 4 * LANES, [ir.Constant(vector, [0.0] * LANES)] * (mr * nr), body(vector))
     sums = [_fold(builder, sums[i * nr : (i + 1) * nr]) for i in range(mr)]  # type: ignore[misc]
     parts = [builder.extract_element(row, ir.Constant(ir.IntType(32), j)) for row in sums for j in range(nr)]
-    parts = _loop(builder, main, total, 4, parts, body(single))
-    for i, row in enumerate(_rows(builder, c, ldc, mr)):
+    parts = loop(builder, main, total, 4, parts, body(single))
+    for i, row in enumerate(ops.emit_rows(builder, c, ldc, mr)):
         for j in range(nr):
             target = builder.add(row, ir.Constant(i64, 4 * j))
-            _store(builder, target, parts[i * nr + j])
+            ops.emit_store(builder, target, parts[i * nr + j])
 
 
 def _fold(builder: Any, values: list[Any]) -> Any:
     """The sums of the lanes of one or four vectors, as lanes of a vector of four."""
+    from llmkit_kernels import cpu_fused as ops
+
     rows = list(values)
     count = LANES
     while count > 4:
         count //= 2
+        low, high = range(count), range(count, 2 * count)
         rows = [
-            builder.fadd(_shuffle(builder, v, v, range(count)), _shuffle(builder, v, v, range(count, 2 * count)))
-            for v in rows
+            builder.fadd(ops.emit_shuffle(builder, v, v, low), ops.emit_shuffle(builder, v, v, high)) for v in rows
         ]
     rows = rows * 4 if len(rows) == 1 else rows
     pairs = [
-        builder.fadd(_shuffle(builder, x, y, (0, 1, 4, 5)), _shuffle(builder, x, y, (2, 3, 6, 7)))
+        builder.fadd(ops.emit_shuffle(builder, x, y, (0, 1, 4, 5)), ops.emit_shuffle(builder, x, y, (2, 3, 6, 7)))
         for x, y in (rows[:2], rows[2:])
     ]
-    return builder.fadd(_shuffle(builder, *pairs, (0, 2, 4, 6)), _shuffle(builder, *pairs, (1, 3, 5, 7)))
+    even, odd = (ops.emit_shuffle(builder, *pairs, lanes) for lanes in ((0, 2, 4, 6), (1, 3, 5, 7)))
+    return builder.fadd(even, odd)
 
 
 def _emit_outer_tile(
@@ -512,32 +322,36 @@ def _emit_outer_tile(
     """
     from llvmlite import ir
 
+    from llmkit_kernels import cpu_fused as ops
+
     vector, i64 = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
-    a_rows, c_rows = _rows(builder, a, lda, mr), _rows(builder, c, ldc, mr)
+    a_rows, c_rows = ops.emit_rows(builder, a, lda, mr), ops.emit_rows(builder, c, ldc, mr)
     targets = [builder.add(row, ir.Constant(i64, 4 * LANES * j)) for row in c_rows for j in range(nv)]
     keep = builder.icmp_signed("!=", add, ir.Constant(i64, 0))
-    none = ir.Constant(vector, [0.0] * LANES)
-    start = [builder.select(keep, _load(builder, target, vector), none) for target in targets]
+    none, fma = ir.Constant(vector, [0.0] * LANES), f"llvm.fma.v{LANES}f32"
+    start = [builder.select(keep, ops.emit_load(builder, target, vector), none) for target in targets]
 
     def step(index: Any, values: list[Any]) -> list[Any]:
         row = values[-1]
-        rights = [_load(builder, builder.add(row, ir.Constant(i64, 4 * LANES * j)), vector) for j in range(nv)]
+        rights = [ops.emit_load(builder, builder.add(row, ir.Constant(i64, 4 * LANES * j)), vector) for j in range(nv)]
         for j in range(0, nv if mr < OUTER_ROWS else 0, 16 // LANES):
-            _prefetch(builder, builder.add(builder.add(row, ahead), ir.Constant(i64, 4 * LANES * j)))
+            ops.emit_prefetch(builder, builder.add(builder.add(row, ahead), ir.Constant(i64, 4 * LANES * j)))
         result = []
         for i in range(mr):
-            left = _splat(builder, _load(builder, builder.add(a_rows[i], index), ir.FloatType()), vector)
-            for j in range(nv):
-                result.append(_call(builder, f"llvm.fma.v{LANES}f32", vector, left, rights[j], values[i * nv + j]))
+            single = ops.emit_load(builder, builder.add(a_rows[i], index), ir.FloatType())
+            left = ops.emit_splat(builder, single, vector)
+            result += [
+                ops.emit_call(builder, fma, vector, left, rights[j], values[i * nv + j]) for j in range(nv)
+            ]
         return [*result, builder.add(row, ldb)]
 
     stop = builder.shl(k, ir.Constant(i64, 2))
-    sums = _loop(builder, ir.Constant(i64, 0), stop, 4, [*start, b], step)
+    sums = loop(builder, ir.Constant(i64, 0), stop, 4, [*start, b], step)
     for value, target in zip(sums[:-1], targets, strict=True):
-        _store(builder, target, value)
+        ops.emit_store(builder, target, value)
 
 
-# --- linear ---------------------------------------------------------------------------------------------------------------
+# --- linear -------------------------------------------------------------------------------------------------
 
 
 def rows_times_weight(x: int, ldx: int, m: int, w: int, ldw: int, n: int, y: int, ldy: int, k: int) -> None:
@@ -570,9 +384,10 @@ def rows_times_weight(x: int, ldx: int, m: int, w: int, ldw: int, n: int, y: int
 
 
 def _linear_kernel(args: Any) -> None:
-    """args: tickets, x, weight, bias (0: none), y, m, n, k, rows a piece, threads, rows a share, then a counter a share.
+    """args: tickets, x, weight, bias (0: none), y, m, n, k, rows a piece, threads, rows a share, a counter a share.
 
-    A thread walks through its own share of the rows, so that it reads memory in order, then helps with the others'.
+    A thread walks through its own share of the rows, so that it reads memory in order, then helps with the
+    others'.
     """
     x, w, bias, y, m, n, k, piece = args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8]
     threads, share = args[9], args[10]
@@ -594,8 +409,10 @@ def _linear_kernel(args: Any) -> None:
                         sstore(place, sload(place) + sload(bias + 4 * j))
 
 
-def single_row(x: int, w: int, bias: int, y: int, n: int, k: int, low: int, stride: int, start: int, stop: int) -> None:
-    """One row of x times the rows low + STREAMS' multiples of stride + [start, stop) of w: STREAMS streams of memory."""
+def single_row(
+    x: int, w: int, bias: int, y: int, n: int, k: int, low: int, stride: int, start: int, stop: int
+) -> None:
+    """One row of x times rows low + [start, stop) of w and those 1 .. STREAMS - 1 strides on: STREAMS streams."""
     for j in range(low + start, low + stop):
         if j + (STREAMS - 1) * stride < n:
             dot_tile(STREAMS, 1, w + 4 * k * j, 4 * k * stride, x, 0, y + 4 * j, 4 * stride, k, 0)
@@ -648,8 +465,9 @@ def load_linear() -> Any:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x[m, k] weight[n, k]^T + bias[n] -> [m, n].
 
-    float32 and contiguous operands take the tiles for m <= MAX_SMALL_ROWS and oneDNN's product above; anything else is
-    `torch.nn.functional.linear`. Relative error against the float64 product is below 1e-5 for k up to some thousands.
+    float32 and contiguous operands take the tiles for m <= MAX_SMALL_ROWS and oneDNN's product above;
+    anything else is `torch.nn.functional.linear`. Relative error against the float64 product is below 1e-5
+    for k up to some thousands.
     """
     m, n, k = x.shape[0], weight.shape[0], weight.shape[1]
     if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or not weight.is_contiguous():
@@ -666,7 +484,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     else:
         share, piece = (n // threads + 4) & -4, 16
     launch(
-        _single if m == 1 else _kernel, threads, x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        y.data_ptr(), m, n, k, piece, threads, share, *((0,) * threads),
+        _single if m == 1 else _kernel, threads, x.data_ptr(), weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(), y.data_ptr(), m, n, k, piece, threads, share, *((0,) * threads),
     )  # fmt: skip
     return y

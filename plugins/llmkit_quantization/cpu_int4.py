@@ -1,12 +1,14 @@
-"""Weight-only int4 for CPUs: groups of 32 along k, weight = scale * code + minimum, activations stay float32.
+"""Weight-only int4 for CPUs: groups of 32 along k, weight = scale * code + minimum.
 
-A group is 16 bytes of codes (element i in the low nibble of byte i, element 16 + i in the high one), a float16 scale and a
-float16 minimum: 5 bits a weight. That is the precision of GGUF's Q4_1, and quantizing a dequantized Q4_1 weight gives its
-codes, scales and minima back. Any n and k: k is padded to a multiple of 32 inside.
+A group is 16 bytes of codes (element i in the low nibble of byte i, element 16 + i in the high one), a
+float16 scale and a float16 minimum: 5 bits a weight. That is the precision of GGUF's Q4_1, and quantizing a
+dequantized Q4_1 weight gives its codes, scales and minima back. Any n and k: k is padded to a multiple of 32
+inside.
 
-A single row of x is rounded to int8 in groups of 32 (on AVX2 and later), as the integer products need a third of the instructions:
-its relative error (of norms) against the float64 product with the dequantized weight is about 5e-3 for normal random x, below
-1e-2. More rows keep float32 and stay below 1e-5. The error of int4 itself is, for normal random weights, about 8e-2.
+A single row of x is rounded to int8 in groups of 32 (on AVX2 and later), as the integer products need a third
+of the instructions: its relative error (of norms) against the float64 product with the dequantized weight is
+about 5e-3 for normal random x, below 1e-2. More rows keep float32 and stay below 1e-5. The error of int4
+itself is, for normal random weights, about 8e-2.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from llmkit_kernels import cpu_fused as ops
 from llmkit_kernels import cpu_linear as cpu
 
 GROUP = 32
-MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, all at once for the matrix product
+MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, for the matrix product
 STREAMS = 4  # rows of the weight that one row of x is multiplied by at once
 BLOCK = 16  # rows of the weight decoded at a time
 _DECODED_ELEMENTS = 4 << 20  # of weight decoded at once for a matrix product: 16 MiB
@@ -88,8 +91,9 @@ def _decode_rows(codes: int, scales: int, minima: int, groups: int, target: int)
 def _quantize_row(x: int, groups: int, codes: int, scales: int, sums: int) -> None:
     """int8 codes, float32 scale and scale * sum of codes of each group of a row of x.
 
-    The sum is that of the rounded values: then x is rounded alike for codes and minima, and the error of a product is
-    that of sum w (x - rounded x). With the exact sum it would be sum (w - minimum) (x - rounded x), 2.5 times as much.
+    The sum is that of the rounded values: then x is rounded alike for codes and minima, and the error of a
+    product is that of sum w (x - rounded x). With the exact sum it would be sum (w - minimum) (x - rounded
+    x), 2.5 times as much.
     """
     zero = cpu.vsplat(0.0)
     for g in range(groups):
@@ -130,8 +134,8 @@ def _shift(minima: int, sums: int, groups: int) -> float:
 
 
 def _single_kernel(args: Any) -> None:
-    """args: tickets, x, codes, scales, minima, bias, y, n, groups, rows a piece, threads, rows a run, scratch, its size,
-    then a counter a share. One row of x; shares and runs are those of `cpu_linear._single_kernel`.
+    """args: tickets, x, codes, scales, minima, bias, y, n, groups, rows a piece, threads, rows a run, scratch,
+    its size, then a counter a share. One row of x; shares and runs are those of `cpu_linear._single_kernel`.
     """
     x, codes, scales, minima, bias, y, n, groups, piece, threads, run = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11],
@@ -166,53 +170,55 @@ def _single_kernel(args: Any) -> None:
 
 
 def emit_code_dot(
-    builder: Any, rows: int, bits: int, codes: Any, stride: Any, x: Any, step: Any, y: Any, ldy: Any, groups: Any, factors: Any
-) -> None:
+    builder: Any, rows: int, bits: int, codes: Any, stride: Any, x: Any, step: Any, y: Any, ldy: Any, groups: Any,
+    factors: Any,
+) -> None:  # fmt: skip
     """y[i] = sum over groups g of factors[i, g] * (codes of row i . int8 codes of x in g), for AVX2 and later.
 
-    codes are unsigned with 4 bits, signed with 8; `stride`, `step` and `ldy` are the bytes between rows of codes, factors, y.
+    codes are unsigned with 4 bits, signed with 8; `stride`, `step` and `ldy` are the bytes between rows of
+    codes, factors, y.
     """
     from llvmlite import ir
 
     i64, i32, i8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
-    bytes32, words, pairs, floats = (ir.VectorType(*kind) for kind in ((i8, 32), (i32, 8), (ir.IntType(16), 16), (ir.FloatType(), 8)))
-    quads = ir.VectorType(i64, 4)
+    bytes32, words, quads = ir.VectorType(i8, 32), ir.VectorType(i32, 8), ir.VectorType(i64, 4)
+    pairs, floats = ir.VectorType(ir.IntType(16), 16), ir.VectorType(ir.FloatType(), 8)
     ones = ir.Constant(pairs, [1] * 16)
-    code_rows, factor_rows = cpu._rows(builder, codes, stride, rows), cpu._rows(builder, factors, step, rows)
+    code_rows, factor_rows = ops.emit_rows(builder, codes, stride, rows), ops.emit_rows(builder, factors, step, rows)
 
     def body(group: Any, values: list[Any]) -> list[Any]:
-        right = cpu._load(builder, builder.add(x, builder.shl(group, ir.Constant(i64, 5))), bytes32)
+        right = ops.emit_load(builder, builder.add(x, builder.shl(group, ir.Constant(i64, 5))), bytes32)
         offset, place = (builder.shl(group, ir.Constant(i64, by)) for by in (4 if bits == 4 else 5, 2))
         result = []
         for row, factor, value in zip(code_rows, factor_rows, values, strict=True):
             address = builder.add(row, offset)
             if bits == 4:
-                half = cpu._load(builder, address, ir.VectorType(i8, 16))
-                both = builder.bitcast(cpu._shuffle(builder, half, half, [*range(16), *range(16)]), quads)
+                half = ops.emit_load(builder, address, ir.VectorType(i8, 16))
+                both = builder.bitcast(ops.emit_shuffle(builder, half, half, [*range(16), *range(16)]), quads)
                 both = builder.lshr(both, ir.Constant(quads, [0, 0, 4, 4]))
                 left = builder.and_(builder.bitcast(both, bytes32), ir.Constant(bytes32, [15] * 32))
                 signed = right
             else:
-                left = cpu._load(builder, address, bytes32)
-                signed = cpu._call(builder, "llvm.x86.avx2.psign.b", bytes32, right, left)
-                left = cpu._call(builder, "llvm.x86.avx2.psign.b", bytes32, left, left)
-            dots = cpu._call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, left, signed)
-            dots = cpu._call(builder, "llvm.x86.avx2.pmadd.wd", words, dots, ones)
-            scale = cpu._splat(builder, cpu._load(builder, builder.add(factor, place), ir.FloatType()), floats)
-            result.append(cpu._call(builder, "llvm.fma.v8f32", floats, builder.sitofp(dots, floats), scale, value))
+                left = ops.emit_load(builder, address, bytes32)
+                signed = ops.emit_call(builder, "llvm.x86.avx2.psign.b", bytes32, right, left)
+                left = ops.emit_call(builder, "llvm.x86.avx2.psign.b", bytes32, left, left)
+            dots = ops.emit_call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, left, signed)
+            dots = ops.emit_call(builder, "llvm.x86.avx2.pmadd.wd", words, dots, ones)
+            scale = ops.emit_splat(builder, ops.emit_load(builder, builder.add(factor, place), ir.FloatType()), floats)
+            result.append(ops.emit_call(builder, "llvm.fma.v8f32", floats, builder.sitofp(dots, floats), scale, value))
         return result
 
     zero = [ir.Constant(floats, [0.0] * 8)] * rows
-    totals = cpu._loop(builder, ir.Constant(i64, 0), groups, 1, zero, body)
-    for total, target in zip(totals, cpu._rows(builder, y, ldy, rows), strict=True):
-        part = builder.fadd(*(cpu._shuffle(builder, total, total, lanes) for lanes in (range(4), range(4, 8))))
-        part = builder.fadd(*(cpu._shuffle(builder, part, part, lanes) for lanes in ((0, 1), (2, 3))))
+    totals = cpu.loop(builder, ir.Constant(i64, 0), groups, 1, zero, body)
+    for total, target in zip(totals, ops.emit_rows(builder, y, ldy, rows), strict=True):
+        part = builder.fadd(*(ops.emit_shuffle(builder, total, total, lanes) for lanes in (range(4), range(4, 8))))
+        part = builder.fadd(*(ops.emit_shuffle(builder, part, part, lanes) for lanes in ((0, 1), (2, 3))))
         ends = [builder.extract_element(part, ir.Constant(i32, lane)) for lane in (0, 1)]
-        cpu._store(builder, target, builder.fadd(*ends))
+        ops.emit_store(builder, target, builder.fadd(*ends))
 
 
 def _linear_kernel(args: Any) -> None:
-    """args: x, codes, scales, minima, bias, y, m, n, groups, rows a piece, scratch, bytes of scratch a thread, tickets."""
+    """args: x, codes, scales, minima, bias, y, m, n, groups, rows a piece, scratch, its bytes a thread, tickets."""
     x, codes, scales, minima, bias, y, m, n, groups, piece = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10],
     )  # fmt: skip
@@ -256,7 +262,7 @@ def load() -> dict[str, Any]:
         LANES, tile_rows = cpu.LANES, cpu.tile_rows
         decode_rows, quantize_row = cpu.inner(_decode_rows), cpu.inner(_quantize_row)
         scale_row, shift = cpu.inner(_scale_row), cpu.inner(_shift)
-        code_dot = cpu._tile_operation(8, emit_code_dot)
+        code_dot = cpu.tile_operation(8, emit_code_dot)
         functions: list[Callable[..., None]] = [_quantize_kernel, _linear_kernel, _decode_kernel]
         if cpu.HAS_AVX2:
             functions.append(_single_kernel)

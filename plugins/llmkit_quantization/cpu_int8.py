@@ -1,12 +1,12 @@
-"""Weight-only int8 for CPUs: groups of 32 along k, weight = scale * code with codes -127..127, activations stay float32.
+"""Weight-only int8 for CPUs: groups of 32 along k, weight = scale * code with codes -127..127.
 
-A group is 32 codes and a float16 scale: 8.5 bits a weight, the precision of GGUF's Q8_0; quantizing a dequantized Q8_0 weight
-gives its codes and scales back. Meant for embeddings tied to the last layer, and for linear layers. Any n and k: k is padded to a
-multiple of 32 inside.
+A group is 32 codes and a float16 scale: 8.5 bits a weight, the precision of GGUF's Q8_0; quantizing a
+dequantized Q8_0 weight gives its codes and scales back. Meant for embeddings tied to the last layer, and for
+linear layers. Any n and k: k is padded to a multiple of 32 inside.
 
-A single row of x is rounded to int8 as in `cpu_int4`: its relative error (of norms) against the float64 product with the
-dequantized weight is about 5e-3 for normal random x, below 1e-2. More rows keep float32 and stay below 1e-5. The error of int8
-itself is, for normal random weights, about 5e-3.
+A single row of x is rounded to int8 as in `cpu_int4`: its relative error (of norms) against the float64
+product with the dequantized weight is about 5e-3 for normal random x, below 1e-2. More rows keep float32 and
+stay below 1e-5. The error of int8 itself is, for normal random weights, about 5e-3.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from llmkit_kernels import cpu_linear as cpu
+
 from llmkit_quantization import cpu_int4
 
 GROUP = 32
-MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, all at once for the matrix product
+MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, for the matrix product
 STREAMS = 4  # rows of the weight that one row of x is multiplied by at once
 BLOCK = 16  # rows of the weight decoded at a time
 _DECODED_ELEMENTS = 4 << 20  # of weight decoded at once for a matrix product: 16 MiB
