@@ -125,8 +125,8 @@ class BlockPool:
         the index moves to `block` (which will live longer) and the other becomes an empty block. Raises
         IntegrityError if the block is free or has other content.
         """
-        known = self.content(block)
-        if not self._references[block] or known not in (None, (group, block_hash)):
+        known = self._hashes[block]
+        if not self._references[block] or (known is not None and (known != block_hash or self._groups[block] != group)):
             raise IntegrityError(f"block {block} was registered but it is free or holds other content")
         if known is not None:
             return False
@@ -188,9 +188,7 @@ class BlockPool:
             queue.append(block)
             before, block = block, self._next[block]
         if self._previous[NULL_BLOCK] != before:
-            raise IntegrityError(
-                f"free queue: ends at {before} but its end is noted as {self._previous[NULL_BLOCK]}"
-            )
+            raise IntegrityError(f"free queue: ends at {before} but its end is noted as {self._previous[NULL_BLOCK]}")
         return queue
 
     def check_integrity(self, holders: Mapping[int, int]) -> None:
@@ -222,9 +220,7 @@ class BlockPool:
             raise IntegrityError(f"the free queue has {len(queue)} blocks but {self.num_free} are counted")
         unheld = {block for block in range(1, self.num_blocks) if not self._references[block]}
         if set(queue) != unheld:
-            raise IntegrityError(
-                f"free queue and unheld blocks differ in {sorted(unheld.symmetric_difference(queue))}"
-            )
+            raise IntegrityError(f"free queue and unheld blocks differ in {sorted(unheld.symmetric_difference(queue))}")
         cached = [self._hashes[block] is not None for block in queue]
         if sorted(cached) != cached:
             raise IntegrityError("the free queue would reuse a cached block before an empty one")

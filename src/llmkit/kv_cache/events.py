@@ -76,11 +76,8 @@ class EventReporter:
 
     def __init__(self, on_event: Callable[[KVEvent], None] | None) -> None:
         self._on_event = on_event
+        self.enabled = on_event is not None
         self._removed: dict[int, list[bytes]] = {}
-
-    @property
-    def enabled(self) -> bool:
-        return self._on_event is not None
 
     def removed(self, group: int, block_hash: bytes) -> None:
         """Content of a block was forgotten; reported by the next `flush`."""
@@ -103,8 +100,6 @@ class EventReporter:
     ) -> None:
         """Blocks in these ascending columns of a sequence became findable: one event per run without a
         gap."""
-        if self._on_event is None:
-            return
         lora = next((str(key.value) for key in extra_keys if key.tag == "lora"), None)
         size, first = chain.block_size, columns[0]
         for column, following in zip(columns, [*columns[1:], -1], strict=True):

@@ -79,9 +79,7 @@ class BlockHasher:
         if cache_salt is not None:
             encoded.append(ExtraKey("cache_salt", cache_salt).encode())
         seed = _digest(self.root, *encoded) if encoded else self.root
-        local = tuple(
-            sorted((key.span[0], key.span[1], key.encode()) for key in extra_keys if key.span is not None)
-        )
+        local = tuple(sorted((key.span[0], key.span[1], key.encode()) for key in extra_keys if key.span is not None))
         return HashChain(self.block_size, seed, local)
 
 

@@ -50,6 +50,7 @@ class KVCacheManager:
         self.block_size = layout.block_size
         self.prefix_caching = layout.enable_prefix_caching and bool(layout.groups)
         self._groups = make_group_managers(layout.groups, layout.block_size)
+        self._windows = tuple(m for m in self._groups if m.next_release(0) != NEVER)
         self._reporter = EventReporter(on_event)
         on_removed = self._reporter.removed if self._reporter.enabled else None
         self._pool = BlockPool(layout.num_blocks, len(self._groups), on_removed)
@@ -181,8 +182,7 @@ class KVCacheManager:
             for manager, kept in zip(self._groups, source.first_kept, strict=True)
         ]
         tables = tuple(
-            [NULL_BLOCK] * kept + table[kept:full]
-            for kept, table in zip(first_kept, source.tables, strict=True)
+            [NULL_BLOCK] * kept + table[kept:full] for kept, table in zip(first_kept, source.tables, strict=True)
         )
         for table in tables:
             self._pool.acquire(table)
@@ -290,9 +290,7 @@ class KVCacheManager:
         found = hit.num_tokens // self.block_size if hit is not None else 0
         columns = self._columns(seq, num_tokens) - found
         if columns < 0:
-            raise ValueError(
-                f"sequence {seq.sequence_id}: room for {num_tokens} tokens is less than its prefix hit"
-            )
+            raise ValueError(f"sequence {seq.sequence_id}: room for {num_tokens} tokens is less than its prefix hit")
         chain = self._prefixes.chain(seq) if self.prefix_caching else None
         if found:
             if chain is None or hit is None:
@@ -331,16 +329,17 @@ class KVCacheManager:
         return updates
 
     def _leave_window(self, state: SequenceBlocks) -> None:
-        for manager, table in zip(self._groups, state.tables, strict=True):
+        for manager in self._windows:
             before = state.first_kept[manager.group]
             kept = manager.first_kept(state.num_computed)
             if kept > before:
+                table = state.tables[manager.group]
                 self._pool.release(table[before:kept][::-1])
                 table[before:kept] = [NULL_BLOCK] * (kept - before)
                 state.first_kept[manager.group] = kept
 
     def _set_next_commit(self, state: SequenceBlocks) -> None:
         following = (state.num_committed + 1) * self.block_size if state.chain is not None else NEVER
-        for manager, kept in zip(self._groups, state.first_kept, strict=True):
-            following = min(following, manager.next_release(kept))
+        for manager in self._windows:
+            following = min(following, manager.next_release(state.first_kept[manager.group]))
         state.next_commit = following

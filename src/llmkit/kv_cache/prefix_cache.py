@@ -109,9 +109,7 @@ class PrefixCache:
         for group, blocks in enumerate(hit.blocks):
             for block, block_hash in zip(blocks, chain.hashes[:length], strict=True):
                 if block != NULL_BLOCK and self._pool.content(block) != (group, block_hash):
-                    raise ValueError(
-                        f"sequence {seq.sequence_id}: stale prefix hit, block {block} was reused"
-                    )
+                    raise ValueError(f"sequence {seq.sequence_id}: stale prefix hit, block {block} was reused")
 
     def publish(self, seq: CacheableSequence, state: SequenceBlocks, chain: HashChain) -> None:
         """Make the blocks that were filled since the last time findable."""
@@ -120,11 +118,8 @@ class PrefixCache:
             return
         chain.extend(seq.token_ids, full)
         state.num_committed = full
+        register, hashes = self._pool.register, chain.hashes
         for group, table in enumerate(state.tables):
-            stored = [
-                column
-                for column in range(first, full)
-                if self._pool.register(table[column], group, chain.hashes[column])
-            ]
-            if stored:
+            stored = [column for column in range(first, full) if register(table[column], group, hashes[column])]
+            if stored and self._reporter.enabled:
                 self._reporter.stored(group, stored, chain, seq.token_ids, seq.extra_keys)

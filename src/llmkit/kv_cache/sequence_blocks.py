@@ -55,11 +55,7 @@ class SequenceBlocks:
         reused."""
         if len(self.tables) == 1:
             return self.tables[0][::-1]
-        return [
-            block
-            for column in zip(*(reversed(table) for table in self.tables), strict=True)
-            for block in column
-        ]
+        return [block for column in zip(*(reversed(table) for table in self.tables), strict=True) for block in column]
 
     def check_integrity(self, name: str, block_size: int, pool: BlockPool) -> None:
         """Raises IntegrityError if tables, counts and the pool's index do not agree; `name` goes into the
@@ -72,8 +68,7 @@ class SequenceBlocks:
             nulls = [column for column, block in enumerate(table) if block == NULL_BLOCK]
             if nulls != list(range(self.first_kept[group])):
                 raise IntegrityError(
-                    f"{name}: group {group} has null columns {nulls}, expected the "
-                    f"first {self.first_kept[group]}"
+                    f"{name}: group {group} has null columns {nulls}, expected the first {self.first_kept[group]}"
                 )
             for column, block in enumerate(table):
                 self._check_content(name, group, column, pool.content(block), block_size)
@@ -94,6 +89,4 @@ class SequenceBlocks:
                 f"{block_size} tokens are committed"
             )
         if content != (group, self.chain.hashes[column]):
-            raise IntegrityError(
-                f"{name}: column {column} of group {group} is findable under another content's hash"
-            )
+            raise IntegrityError(f"{name}: column {column} of group {group} is findable under another content's hash")
