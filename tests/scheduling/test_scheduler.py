@@ -153,6 +153,18 @@ class TestDoor:
             harness().add("a", [1], n=2, prior_output_token_ids=(1,))
 
 
+class TestWindows:
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_a_chunk_shrinks_when_nothing_else_could_make_room(self, depth):
+        # A whole prompt at once would need 10 blocks in each group; in small chunks the window needs fewer.
+        run = harness(windows=(None, 4), num_blocks=15, max_model_len=48, max_concurrent_steps=depth)
+        run.add("a", [i % 3 for i in range(40)], 4)
+        run.run()
+        run.check_answers()
+        assert run.answers["a", 0].finish_reason == "length"
+        assert len(run.answers["a", 0].token_ids) == 4
+
+
 class TestPreemption:
     def test_the_youngest_yields_and_everybody_gets_the_right_answer(self):
         run = harness(num_blocks=8)
@@ -186,8 +198,11 @@ class TestPreemption:
                 others = [view for view in running if view is not needing]
                 return {"needing": needing, "oldest": running[0], "other": others[0]}[whom]
 
+            def chunk(self, request, offered):  # noqa: ARG002
+                return min(2, offered)
+
         run = SchedulingHarness(
-            Quarrel(), num_blocks=11, max_num_batched_tokens=4, max_concurrent_steps=depth, enable_prefix_caching=False
+            Quarrel(), num_blocks=11, max_num_batched_tokens=8, max_concurrent_steps=depth, enable_prefix_caching=False
         )
         for i in range(3):
             run.add(f"r{i}", [i] * 36, 6)
@@ -373,6 +388,17 @@ class TestAhead:
             run.add(f"r{i}", [i] * 6, 14)
         run.run()
         assert run.core.stats().num_preemptions > 0
+        run.check_answers()
+
+    @pytest.mark.parametrize("budget", [2, 3, 5])
+    @pytest.mark.parametrize("num_blocks", range(5, 12))
+    def test_nobody_enters_again_before_its_last_token_has_arrived(self, num_blocks, budget):
+        run = harness(
+            max_concurrent_steps=3, num_blocks=num_blocks, max_num_batched_tokens=budget, enable_prefix_caching=False
+        )
+        for i in range(3):
+            run.add(f"r{i}", [i] * (3 + i), 14)
+        run.run()
         run.check_answers()
 
     def test_abort_in_flight(self):
