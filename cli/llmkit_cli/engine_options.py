@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,22 +99,25 @@ def open_llm(engine: dict[str, Any], **more: Any) -> Iterator[LLM]:
     from llmkit import LLM
 
     config = loaded_config(engine, **more).config
-    with waiting("Loading the model"):
-        llm = LLM(config=config)
+    with loading_bar() as progress:
+        llm = LLM(config=config, progress=progress)
     with llm:
         yield llm
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A spinner on stderr while something long runs, if a person is watching."""
+def loading_bar() -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar on stderr for the loading of weights, if a person is watching: called with (bytes done, bytes in all)."""
     if not sys.stderr.isatty():
-        yield
+        yield None
         return
     from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True).status(what):
-        yield
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Loading weights", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_dry_run(engine: dict[str, Any], **more: Any) -> None:
