@@ -114,7 +114,9 @@ class TinyModel(CausalLM):
         """Logits [t, vocab_size] of a whole sequence, without any cache."""
         return self.logits(self._run(torch.tensor(token_ids), torch.arange(len(token_ids)), dense_attention))
 
-    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def _run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
         hidden = self.embedding[input_ids] + self.place[positions]
         width = KV_HEADS * HEAD_SIZE
         for layer, projection in zip(self.attention, self.projections, strict=True):

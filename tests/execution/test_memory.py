@@ -63,7 +63,7 @@ def test_a_sequence_that_does_not_fit_says_what_would():
 
 
 def test_weights_that_do_not_fit():
-    with pytest.raises(OutOfMemoryError, match="more than there is.*smaller model"):
+    with pytest.raises(OutOfMemoryError, match=r"more than there is.*smaller model"):
         plan_memory(dataclasses.replace(USE, weights=20 * GIB), NEEDS, KVCacheConfig())
 
 

@@ -8,14 +8,11 @@ import numpy as np
 import torch
 
 from llmkit.sampling import parameters
+from llmkit.sampling.chunks import chunk_rows
 from llmkit.sampling.gumbel import gumbel_noise, gumbel_noise_at
 from llmkit.sampling.ordering import best_indices
 from llmkit.sampling.parameters import SlotArray, SlotParameters
 from llmkit.sampling.truncation import Truncation, candidates, mask_min_p
-
-# Entries worked on at a time: on the CPU what stays in the cache, elsewhere what bounds the temporary memory.
-_CHUNK_ENTRIES = {"cpu": 1 << 19}
-_DEFAULT_CHUNK_ENTRIES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class Draws:
 
 def draw(logits: torch.Tensor, draws: Draws, params: SlotParameters) -> torch.Tensor:
     """logits float32[n, v] → sampled token ids int64[n]. Overwrites `logits`."""
-    entries = _CHUNK_ENTRIES.get(logits.device.type, _DEFAULT_CHUNK_ENTRIES)
-    size = max(1, entries // logits.shape[-1])
+    size = chunk_rows(logits)
     truncated = (draws.needs & parameters.TRUNCATED) != 0
     if truncated.any() and not truncated.all():
         return _draw_apart(logits, draws, params, truncated)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from llmkit.sampling.chunks import chunk_rows
 from llmkit.sampling.parameters import SlotArray
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class Penalties:
     presence: torch.Tensor
     frequency: torch.Tensor
     repetition: torch.Tensor
+
+    def part(self, rows: slice) -> Penalties:
+        """Those of some of the rows."""
+        return Penalties(self.presence[rows], self.frequency[rows], self.repetition[rows])
 
 
 class TokenCounts:
@@ -67,19 +72,23 @@ class TokenCounts:
         rows = self._rows(slots)
         self._output[rows, token_ids] += 1
 
-    def apply(self, logits: torch.Tensor, slots: SlotArray, penalties: Penalties) -> torch.Tensor:
-        """logits float32[n, v] of `slots` → penalised logits."""
-        rows = self._rows(slots)
-        counts = self._output[rows]
+    def apply(self, logits: torch.Tensor, rows: torch.Tensor, slots: SlotArray, penalties: Penalties) -> None:
+        """Penalise rows `rows` int64[m] of logits float32[n, v], which belong to `slots` [m], in place."""
+        counters = self._rows(slots)
+        size = chunk_rows(logits)
+        for start in range(0, len(slots), size):
+            part = slice(start, start + size)
+            logits[rows[part]] = self._penalised(logits[rows[part]], counters[part], penalties.part(part))
+
+    def _penalised(self, logits: torch.Tensor, counters: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+        counts = self._output[counters]
         in_output = counts > 0
-        seen = in_output | self._prompt[rows]
-        repetition = penalties.repetition.unsqueeze(-1)
+        factors = torch.where(in_output | self._prompt[counters], penalties.repetition.unsqueeze(-1), 1.0)
         # Dividing a positive and multiplying a negative logit both make the token less likely.
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-        penalised = torch.where(seen, repeated, logits)
-        return (
-            penalised - penalties.frequency.unsqueeze(-1) * counts - penalties.presence.unsqueeze(-1) * in_output
-        )
+        penalised = torch.where(logits > 0, logits / factors, logits * factors)
+        penalised -= counts * penalties.frequency.unsqueeze(-1)
+        penalised -= in_output * penalties.presence.unsqueeze(-1)
+        return penalised
 
     def _rows(self, slots: SlotArray) -> torch.Tensor:
         return torch.from_numpy(self._row_of_slot[slots]).to(self._output.device)

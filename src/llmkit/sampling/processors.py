@@ -122,4 +122,4 @@ class LogitsProcessors:
             frequency=self._to_device(self._params.frequency[chosen]),
             repetition=self._to_device(self._params.repetition[chosen]),
         )
-        logits[row_ids] = self._counts.apply(logits[row_ids], chosen, penalties)
+        self._counts.apply(logits, row_ids, chosen, penalties)

@@ -70,7 +70,6 @@ def _candidates(
     # An entry is kept while the entries before it fall short of the share. top_p = 1 is off: the running sum may
     # stop growing before the last small entries.
     keep &= (running - weights * keep < share) | (top_p >= 1.0)
-    keep[:, 0] = True
     reached = (running[:, -1:] >= share) & (top_p < 1.0)
     complete = (top_k <= width) | reached | (below_best[:, -1:] < log_min_p)
     return indices, kept.masked_fill(~keep, -torch.inf), complete
