@@ -110,7 +110,7 @@ class StepResults:
         metrics = request.group.metrics
         if metrics.first_token_time is None:
             metrics.first_token_time = time.monotonic()
-        if request is request.group.leader and request.group.pending:
+        if request.group.pending:  # then it is their leader
             if request.status is RequestStatus.RUNNING:
                 self._memory.commit(request, num_computed_tokens)  # a fork may start only from committed tokens
             self._lifecycle.prompt_done(request)
