@@ -69,7 +69,8 @@ def sampling_params(llm: LLM, values: dict[str, Any], **extra: Any) -> SamplingP
     """The model's own defaults with the flags that were given on top. Raises InvalidRequestError for bad values."""
     import msgspec
 
-    given = {name: value for name, value in values.items() if value not in (None, [], False)}
+    # `0 in (None, False)` is true: zero is a value here, so the absent ones are told apart by identity.
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "sampling_seed" in given:
         given["seed"] = given.pop("sampling_seed")
     defaults = msgspec.structs.asdict(llm.get_default_sampling_params())
