@@ -183,6 +183,7 @@ def test_commit_hashes_every_block_once(make_harness, sequence, monkeypatch):
     seq = sequence("a", list(PROMPT))
     for _ in range(3):
         hit = harness.manager.lookup(seq)
+        harness.manager.free(seq)  # what a scheduler does when there was no room
     assert len(calls) == 3, "blocks 0..2; the last one cannot be hit"
     harness.manager.allocate(seq, 16, hit)
     for computed in range(17):
@@ -204,8 +205,11 @@ def test_remembered_hashes_belong_to_the_token_list(make_harness, sequence):
     assert harness.manager.lookup(sequence("a", [0, *PROMPT])).num_tokens == 0
     assert harness.manager.lookup(sequence("a", seq.token_ids, cache_salt="s")).num_tokens == 0
     assert harness.manager.lookup(seq).num_tokens == 16
+    head = harness.manager._prefixes.chain(seq)
     for i in range(100):
         harness.manager.lookup(sequence(f"waiting {i}", [*PROMPT, i]))
+        harness.manager.lookup(seq)
+    assert harness.manager._prefixes.chain(seq) is head
     assert len(harness.manager._prefixes._known_chains) <= prefix_cache._REMEMBERED_CHAINS
 
 

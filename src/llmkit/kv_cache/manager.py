@@ -200,7 +200,6 @@ class KVCacheManager:
     def free(self, seq: CacheableSequence) -> None:
         """Give back the blocks of `seq`, tail first; nothing happens if it has none. What was committed stays
         findable until its blocks are reused."""
-        self._prefixes.drop_chain(seq)
         state = self._sequences.pop(seq.sequence_id, None)
         if state is not None:
             self._pool.release(state.tail_first())

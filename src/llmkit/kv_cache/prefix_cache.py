@@ -11,7 +11,7 @@ from llmkit.kv_cache.groups import GroupManager
 from llmkit.kv_cache.hashing import BlockHasher, HashChain
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
 
-_REMEMBERED_CHAINS = 64
+_REMEMBERED_CHAINS = 64  # bounds what sequences that ended while they waited leave behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class PrefixCache:
         keys = (seq.cache_salt, tuple(seq.extra_keys))
         known = self._known_chains.get(seq.sequence_id)
         if known is not None and known.token_ids is seq.token_ids and known.keys == keys:
+            self._known_chains.move_to_end(seq.sequence_id)
             return known.chain
         chain = self._hasher.chain(seq.cache_salt, seq.extra_keys)
         self._known_chains[seq.sequence_id] = _KnownChain(keys, seq.token_ids, chain)
@@ -99,7 +100,7 @@ class PrefixCache:
         return chain
 
     def drop_chain(self, seq: CacheableSequence) -> None:
-        """Do not remember the chain of `seq` any more: it has been admitted or has ended."""
+        """Do not remember the chain of `seq` any more: it has been admitted and carries its own."""
         self._known_chains.pop(seq.sequence_id, None)
 
     def verify(self, seq: CacheableSequence, hit: PrefixHit, chain: HashChain) -> None:
