@@ -35,7 +35,7 @@ HAS_AVX2 = False
 
 STREAMS = 4  # runs of rows that one thread reads at once when x is a single row
 PIECE = 16  # rows of a run taken at a time
-PANEL = 8  # rows of the weight that stay in the cache while tiles of x pass over them
+PANEL = 16  # rows of the weight that stay in the cache while tiles of x pass over them
 MAX_SMALL_ROWS = 64  # above this the matrix product of oneDNN is faster than tiles on the unpacked weight
 
 # Vector operations, bound by `load`. Addresses are int64 bytes; `vec` is a vector of LANES float32.
