@@ -53,12 +53,14 @@ class PagedAttention(AttentionBackend):
     ) -> torch.Tensor:
         size = metadata.page_size
         for token, slot in enumerate(metadata.slot_mapping.tolist()):
+            if slot < 0:
+                continue
             kv_cache[slot // size, 0, :, slot % size] = key[token]
             kv_cache[slot // size, 1, :, slot % size] = value[token]
         output = torch.empty_like(query)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for row, length in enumerate(lengths):
-            positions = torch.arange(length)
+            positions = torch.arange(length, device=query.device)
             pages = metadata.block_table[row].long()[positions // size]
             keys = kv_cache[pages, 0, :, positions % size]
             values = kv_cache[pages, 1, :, positions % size]
@@ -74,7 +76,8 @@ def dense_attention(
     t, s = len(query), len(keys)
     keys, values = (x.repeat_interleave(layer.num_heads // layer.num_kv_heads, 1) for x in (keys, values))
     scores = torch.einsum("thd,shd->hts", query, keys) * layer.scale
-    here, there = torch.arange(s - t, s)[:, None], torch.arange(s)[None, :]
+    there = torch.arange(s, device=query.device)[None, :]
+    here = there[0, s - t :, None]
     seen = there <= here
     if layer.sliding_window is not None:
         seen &= there > here - layer.sliding_window
@@ -84,12 +87,14 @@ def dense_attention(
 class TinyModel(CausalLM):
     """Embedding, one attention per entry of `windows` with a residual, a head. Weights are random."""
 
-    def __init__(self, windows: Sequence[int | None], vocab_size: int = VOCAB) -> None:
+    def __init__(
+        self, windows: Sequence[int | None], vocab_size: int = VOCAB, device: torch.device | str = "cpu"
+    ) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(7)
 
         def random(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=draw) * 0.5
+            return (torch.randn(*shape, generator=draw) * 0.5).to(device)
 
         self.attention = [
             AttentionLayer(i, HEADS, KV_HEADS, HEAD_SIZE, HEAD_SIZE**-0.5, sliding_window=window)
@@ -112,7 +117,8 @@ class TinyModel(CausalLM):
 
     def dense(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits [t, vocab_size] of a whole sequence, without any cache."""
-        return self.logits(self._run(torch.tensor(token_ids), torch.arange(len(token_ids)), dense_attention))
+        ids = torch.tensor(token_ids, device=self.head.device)
+        return self.logits(self._run(ids, torch.arange(len(ids), device=ids.device), dense_attention))
 
     def _run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor]
@@ -162,7 +168,7 @@ class Driver:
             vocab_size=VOCAB,
             max_num_seqs=MAX_NUM_SEQS,
             max_model_len=MAX_LEN,
-            device=torch.device("cpu"),
+            device=self.model.head.device,
         )
         self._next_block = 1
         self._added: list[AddedRow] = []
@@ -243,7 +249,7 @@ class Driver:
     def check(self, slot: int, entry: PositionLogprobs) -> None:
         """The last sampled token of `slot` and its whole distribution are those of a dense recomputation."""
         tokens = self.sequences[slot].tokens
-        expected = self.model.dense(tokens[:-1])[-1].log_softmax(-1)
+        expected = self.model.dense(tokens[:-1])[-1].log_softmax(-1).cpu()
         got = torch.empty(VOCAB)
         got[torch.tensor(entry.token_ids)] = torch.tensor(entry.logprobs)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -251,9 +257,14 @@ class Driver:
 
 
 def make_driver(
-    windows: Sequence[int | None] = (None, None), *, block_size: int = 4, page_size: int = 4, num_blocks: int = 400
+    windows: Sequence[int | None] = (None, None),
+    *,
+    block_size: int = 4,
+    page_size: int = 4,
+    num_blocks: int = 400,
+    device: str = "cpu",
 ) -> Driver:
-    model = TinyModel(windows)
+    model = TinyModel(windows, device=device)
     groups = kv_groups(model.attention, torch.float32)
     return Driver(model, KVCacheLayout(groups, num_blocks, block_size, page_size))
 
@@ -281,7 +292,7 @@ class TinyModelPlugin:
     @staticmethod
     @hookimpl
     def llmkit_model(context: ModelContext) -> CausalLM:
-        model = TinyModel(context.config.raw["windows"], context.config.vocab_size)
+        model = TinyModel(context.config.raw["windows"], context.config.vocab_size, context.device)
         context.attention_layers.extend(model.attention)
         return model
 

@@ -67,10 +67,13 @@ def host_use(config: EngineConfig, before: HostMemory, weights: int, activations
     )
 
 
-def gpu_use(config: EngineConfig, device: torch.device, weights: int, activations: int) -> MemoryUse:
-    """Memory use on a GPU; `other` is what neither torch nor the cache holds: contexts, libraries, other processes."""
+def gpu_use(
+    config: EngineConfig, device: torch.device, weights: int, activations: int, allocated_before: int
+) -> MemoryUse:
+    """Memory use on a GPU. `other` is what is not the worker's: contexts, libraries, other processes, and
+    `allocated_before`, the bytes that torch held for others in this process before the worker came."""
     free, total = torch.cuda.mem_get_info(device)
-    other = max(0, total - free - torch.cuda.memory_reserved(device))
+    other = max(0, total - free - torch.cuda.memory_reserved(device)) + allocated_before
     return MemoryUse(
         total=total,
         usable=int(total * config.kv_cache.gpu_memory_utilization),

@@ -42,6 +42,10 @@ class Worker:
         self._built: BuiltModel | None = None
         self._runner: ModelRunner | None = None
         self._threads_before: int | None = None
+        # Of this process's other users of the GPU.
+        self._allocated_before = (
+            torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+        )
 
     def dry_run(self) -> WorkerReport:
         """Choose the plugins and plan the memory; nothing is read or allocated. Raises as `load` does."""
@@ -107,20 +111,15 @@ class Worker:
     def _plan_memory(self, built: BuiltModel, before: HostMemory, *, loaded: bool) -> MemoryPlan:
         config = self._setup.config
         weights = built.model.parameter_bytes()
+        activations = estimated_activations(built.config, config, DTYPES[config.model.dtype].itemsize)
         if self._device.type == "cuda":
             if loaded:
-                weights = torch.cuda.memory_allocated(self._device)
+                weights = torch.cuda.memory_allocated(self._device) - self._allocated_before
                 activations = measured_activations(built, config, self._device)
-            else:
-                activations = self._estimate(built)
-            use = gpu_use(config, self._device, weights, activations)
+            use = gpu_use(config, self._device, weights, activations, self._allocated_before)
         else:
-            use = host_use(config, before, weights, self._estimate(built))
+            use = host_use(config, before, weights, activations)
         return plan_memory(use, cache_needs(built, config), config.kv_cache)
-
-    def _estimate(self, built: BuiltModel) -> int:
-        config = self._setup.config
-        return estimated_activations(built.config, config, DTYPES[config.model.dtype].itemsize)
 
 
 def _report(built: BuiltModel, memory: MemoryPlan) -> WorkerReport:

@@ -1,0 +1,132 @@
+"""The same on a GPU: staging through pinned memory, sampling, the measured memory plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmkit.requests.message import EngineRequest
+from llmkit.requests.sampling_params import SamplingParams
+from llmkit.sampling.sampler import Sampler
+from llmkit.scheduling.plan import AddedRow
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+PROMPT = [5, 17, 3, 3, 21, 8, 30, 11, 2, 14, 9]
+MIXTURE: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 1.5, "top_k": 40},
+    {"temperature": 0.9, "top_p": 0.8, "logprobs": 3},
+    {"temperature": 0.9, "min_p": 0.05},
+    {"temperature": 0.7, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
+    {"temperature": 0, "logit_bias": {7: 90.0}, "bad_words": "x", "logprobs": -1},
+    {"temperature": 1.0, "allowed_token_ids": [3, 4, 5], "min_tokens": 2},
+]
+
+
+def sampled(device: str) -> list[list[int]]:
+    vocab_size, rows = 5003, len(MIXTURE)
+    buffer = np.zeros((rows, 64), dtype=np.int32)
+    sampler = Sampler(buffer, vocab_size, torch.device(device))
+    for slot, params in enumerate(MIXTURE):
+        request = EngineRequest(
+            request_id="",
+            prompt_token_ids=[1],
+            sampling_params=SamplingParams(**params),
+            max_tokens=60,
+            stop_token_ids=frozenset({3}),
+            bad_words_ids=((9, 10), (7,)) if "bad_words" in params else (),
+        )
+        sampler.add(AddedRow(slot, request, 0, slot, [1], 1, ()))
+    slots, answers = np.arange(rows, dtype=np.int32), []
+    logits = torch.randn(30, rows, vocab_size, generator=torch.Generator().manual_seed(5)) * 3
+    for step in range(30):
+        result = sampler.sample(logits[step].to(device), slots, np.full(rows, 1 + step, dtype=np.int32))
+        assert not result.failed
+        buffer[:, 1 + step] = result.token_ids
+        answers.append(result.token_ids.tolist())
+    return answers
+
+
+def test_the_gpu_draws_what_the_cpu_draws():
+    assert sampled("cuda") == sampled("cpu")
+
+
+@pytest.mark.parametrize("windows", [(None,), (6, None, 6)])
+def test_steps(driver, windows):
+    d = driver(windows, device="cuda")
+    d.add(4, PROMPT, prompt_logprobs=2)
+    d.add(1, PROMPT[:3])
+    d.step({4: 5, 1: 3})
+    d.add(6, PROMPT[::-1], temperature=0.8, seed=3)
+    for work in ({1: 1, 6: 11, 4: 6}, {4: 1, 1: 1, 6: 1}, {6: 1, 4: 1}, {4: 1}):
+        result = d.step(work)
+        for row, slot in enumerate(work):
+            d.check(slot, result.logprobs[row])
+
+
+def test_a_bad_row_fails_alone(driver):
+    d = driver((None,), device="cuda")
+    d.model.poisoned = 39
+    d.add(0, PROMPT)
+    d.add(1, [4, 39])
+    result = d.step({0: 11, 1: 2})
+    assert list(result.failed) == [1]
+    d.check(0, result.logprobs[0])
+
+
+def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
+    from llmkit_kernels import torch_reference
+    from llmkit_quantization import none
+
+    from llmkit.config import EngineConfig
+    from llmkit.execution.setup import WorkerSetup
+    from llmkit.execution.worker import Worker
+    from llmkit.frontend.model_source import ModelSource
+    from llmkit.kv_cache.layout import KVCacheLayout
+    from llmkit.registry import Registry
+
+    class NoTensors:
+        tensors = staticmethod(lambda path, config: iter(()))  # noqa: ARG005
+        size_bytes = staticmethod(lambda path: None)  # noqa: ARG005
+
+    registry = Registry.discover()
+    for kind, door in (
+        ("model", tiny_model_plugin),
+        ("attention", paged_attention_plugin),
+        ("kernels", torch_reference),
+        ("quantization", none),
+    ):
+        registry.register(kind, "mine", door)
+    config = EngineConfig.model_validate(
+        {
+            "model": {"dtype": "float32", "max_model_len": 96, "quantization": "mine"},
+            "scheduler": {"max_num_batched_tokens": 64, "max_num_seqs": 4},
+            "attention": {"backend": "mine"},
+            "execution": {"device": "cuda", "kernels": "mine"},
+        }
+    )
+    raw = {
+        "architectures": ["mine"], "vocab_size": 5000, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "windows": [None, None],
+    }  # fmt: skip
+    source = ModelSource(Path("nowhere"), "none", NoTensors(), raw, "mine")  # type: ignore[arg-type]
+    worker = Worker(WorkerSetup(config, source, registry))
+    assert worker.dry_run().memory.num_blocks == 4 * 6 + 1
+    before = torch.cuda.memory_allocated()
+    report = worker.load()
+    # Sampling alone holds keys and a sort of the logits.
+    assert report.memory.activations > 4 * 5000 * 4 * 2
+    assert report.memory.weights >= 2 * 5000 * 32 * 4
+    worker.allocate(KVCacheLayout(report.groups, report.memory.num_blocks, report.block_size, report.page_size))
+    assert torch.cuda.memory_allocated() - before >= report.memory.weights + report.memory.cache
+    worker.close()
+    assert torch.cuda.memory_allocated() <= before
