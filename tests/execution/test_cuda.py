@@ -84,15 +84,14 @@ def test_a_bad_row_fails_alone(driver):
 
 
 def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
-    from llmkit_kernels import torch_reference
-    from llmkit_quantization import none
-
     from llmkit.config import EngineConfig
     from llmkit.execution.setup import WorkerSetup
     from llmkit.execution.worker import Worker
     from llmkit.frontend.model_source import ModelSource
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.registry import Registry
+    from llmkit_kernels import torch_reference
+    from llmkit_quantization import none
 
     class NoTensors:
         tensors = staticmethod(lambda path, config: iter(()))  # noqa: ARG005

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llmkit_executors import inline
-from llmkit_executors.inline_executor import InlineExecutor
 
 from llmkit.errors import EngineClosedError
 from llmkit.scheduling.plan import StepPlan, StepResult
+from llmkit_executors import inline
+from llmkit_executors.inline_executor import InlineExecutor
 
 EMPTY = np.zeros(0, dtype=np.int32)
 PLAN = StepPlan(0, EMPTY, EMPTY, EMPTY, samples=np.zeros(0, dtype=np.bool_))
