@@ -39,7 +39,7 @@ class CPUAttention(AttentionBackend):
         return Support(score=10, reasons=tuple(reasons))
 
     def page_sizes(self) -> Sequence[int]:
-        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+        return (16, 32, 64, 128, 256, 8, 4, 2)
 
     def plan(self, batch: AttentionBatch) -> _Plan:
         return _Plan(

@@ -43,7 +43,7 @@ class TorchAttention(AttentionBackend):
         return Support()
 
     def page_sizes(self) -> Sequence[int]:
-        return (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        return (2, 4, 8, 16, 32, 64, 128, 256)
 
     def plan(self, batch: AttentionBatch) -> _Plan:
         starts, lengths = batch.query_start_loc_np.tolist(), batch.seq_lens_np.tolist()

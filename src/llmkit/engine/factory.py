@@ -111,11 +111,12 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
     policy = _policy(prepared)
     observers = prepared.registry.observers(config.extensions, prepared.environment)
     executor = _executor(prepared)
+    max_concurrent_steps = _concurrent_steps(config, executor)
     try:
         report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
         layout = layout_of(report, config)
         executor.allocate(layout)
-        scheduler = Scheduler(config, layout, policy, max_concurrent_steps=_concurrent_steps(config, executor))
+        scheduler = Scheduler(config, layout, policy, max_concurrent_steps)
         core = EngineCore(scheduler, executor, observers)
     except BaseException:
         executor.close()

@@ -1,0 +1,72 @@
+"""20 greedy continuations of the reference in float32, token for token, whatever the engine does around them."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_all_in_one_batch_and_again_from_the_prefix_cache(llm, golden_prompts, golden_params, check_golden):
+    assert llm.reset_prefix_cache()
+    check_golden(llm.generate(golden_prompts, golden_params))
+    hits_before = llm.stats().prefix_hit_tokens
+    check_golden(llm.generate(golden_prompts, golden_params))
+    assert llm.stats().prefix_hit_tokens > hits_before
+
+
+def test_each_alone(llm, golden_prompts, golden_params, check_golden):
+    llm.reset_prefix_cache()
+    check_golden([llm.generate(prompt, golden_params)[0] for prompt in golden_prompts])
+
+
+def test_tokenizer_and_chat_template_make_the_same_prompts(llm, golden):
+    for item in golden:
+        if item["messages"] is None:
+            assert llm.encode(item["prompt"]) == item["prompt_token_ids"]
+    chats = [item for item in golden if item["messages"] is not None]
+    outputs = llm.chat([item["messages"] for item in chats], llm.get_default_sampling_params(max_tokens=1))
+    assert [output.prompt_token_ids for output in outputs] == [item["prompt_token_ids"] for item in chats]
+    assert [output.prompt for output in outputs] == [item["prompt"] for item in chats]
+
+
+def test_logprobs_of_the_golden_tokens(llm, golden, golden_prompts, golden_params):
+    import msgspec
+
+    params = msgspec.structs.replace(golden_params, logprobs=1)
+    for item, output in zip(golden, llm.generate(golden_prompts, params), strict=True):
+        logprobs = [entry.logprobs[0] for entry in output.outputs[0].logprobs]
+        assert logprobs == pytest.approx(item["logprobs"], abs=2e-3)
+        assert output.outputs[0].cumulative_logprob == pytest.approx(sum(logprobs))
+
+
+def test_with_all_threads(make_llm, golden_prompts, golden_params, check_golden):
+    check_golden(make_llm(num_threads=None).generate(golden_prompts, golden_params))
+
+
+def test_token_budget_of_16(make_llm, golden_prompts, golden_params, check_golden):
+    check_golden(make_llm(max_num_batched_tokens=16).generate(golden_prompts, golden_params))
+
+
+def test_a_pool_so_small_that_requests_are_preempted(make_llm, golden_prompts, golden_params, check_golden):
+    llm = make_llm(num_blocks=25, max_model_len=256)
+    check_golden(llm.generate(golden_prompts, golden_params))
+    stats = llm.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_without_prefix_cache(make_llm, golden_prompts, golden_params, check_golden):
+    llm = make_llm(enable_prefix_caching=False)
+    check_golden(llm.generate(golden_prompts, golden_params))
+    assert llm.stats().prefix_hit_tokens == 0
+
+
+def test_every_attention_backend(make_llm, golden_prompts, golden_params, check_golden):
+    """Those that the shared engine has not taken, each with the reference kernels."""
+    from llmkit import Registry
+
+    names = [row.name for row in Registry.discover().find("attention")]
+    assert len(names) >= 2
+    for name in names:
+        llm = make_llm(**{"attention.backend": name, "execution.kernels": "torch"})
+        check_golden(llm.generate(golden_prompts, golden_params))
+        llm.close()
