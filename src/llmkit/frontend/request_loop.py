@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from llmkit.engine.client import EngineClient
-from llmkit.errors import EngineClosedError, EngineError
+from llmkit.errors import EngineClosedError, EngineError, InvalidRequestError
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import Mailbox, OutputProcessor, RequestState
 from llmkit.requests.output import RequestOutput
@@ -63,11 +63,22 @@ class RequestLoop:
             self._check_open()
             states = [self._outputs.add(request, mailbox, i) for i, request in enumerate(prepared)]
             try:
-                self.client.add([request.engine_request for request in prepared])
+                self._hand_over(prepared)
             except BaseException:
                 self._abort(states)
                 raise
             return states
+
+    def _hand_over(self, prepared: Sequence[PreparedRequest]) -> None:
+        """One by one: the engine may refuse a request for reasons of its own, and the message is to say which."""
+        for i, request in enumerate(prepared):
+            try:
+                self.client.add([request.engine_request])
+            except InvalidRequestError as error:
+                if len(prepared) == 1:
+                    raise
+                message = f"prompts[{i}]: {error.message}"
+                raise InvalidRequestError(message, param=error.param, hint=error.hint) from error
 
     def _next(self, mailbox: Mailbox) -> tuple[int, RequestOutput]:
         """The next output in `mailbox`; runs steps until there is one, its own or those of other threads."""

@@ -1,0 +1,106 @@
+"""Defaults that depend on the device and the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmkit import ConfigError, EngineConfig, Environment, ModelError
+from llmkit.config import load_config
+from llmkit.engine.device import has_fast_bfloat16, resolve_device, usable_processors
+from llmkit.engine.resolve import batch_defaults, longest_sequence, resolve_config, resolve_dtype, stated_dtype
+
+PLAIN_CPU = Environment()
+FAST_CPU = Environment(cpu_flags=frozenset({"avx512_bf16"}))
+ARM_CPU = Environment(machine="aarch64", cpu_flags=frozenset({"asimd", "bf16"}))
+OLD_GPU = Environment("cuda", (7, 5))
+NEW_GPU = Environment("cuda", (9, 0))
+MODEL = {"max_position_embeddings": 8192, "torch_dtype": "bfloat16"}
+
+
+def config(**settings) -> EngineConfig:
+    return load_config(flags=settings, env={}).config
+
+
+def resolved(environment=PLAIN_CPU, model=MODEL, gpu_bytes=None, **settings):
+    device = environment.device_type
+    return resolve_config(config(**settings), model, device=device, environment=environment, gpu_bytes=gpu_bytes)
+
+
+@pytest.mark.parametrize(
+    ("stated", "environment", "dtype"),
+    [
+        ("bfloat16", PLAIN_CPU, "float32"),
+        ("bfloat16", FAST_CPU, "bfloat16"),
+        ("bfloat16", ARM_CPU, "bfloat16"),
+        ("float16", FAST_CPU, "float32"),
+        ("float32", FAST_CPU, "float32"),
+        (None, FAST_CPU, "float32"),
+        (None, NEW_GPU, "bfloat16"),
+        (None, OLD_GPU, "float16"),
+        ("float32", NEW_GPU, "float32"),
+        ("float16", NEW_GPU, "float16"),
+        ("bfloat16", OLD_GPU, "float16"),
+    ],
+)
+def test_dtype_auto(stated, environment, dtype):
+    """B88."""
+    assert resolve_dtype(stated, environment) == dtype
+
+
+def test_the_checkpoints_dtype():
+    assert stated_dtype({"torch_dtype": "torch.float16"}) == "float16"
+    assert stated_dtype({"dtype": "bfloat16", "torch_dtype": "float32"}) == "bfloat16"
+    assert stated_dtype({}) is None
+    with pytest.raises(ModelError, match="float64"):
+        stated_dtype({"dtype": "float64"})
+
+
+def test_batch_sizes_by_device():
+    assert batch_defaults(PLAIN_CPU, None).max_num_batched_tokens == 2048
+    assert batch_defaults(NEW_GPU, 140 * 2**30).max_num_seqs == 1024
+    assert batch_defaults(NEW_GPU, 24 * 2**30).max_num_batched_tokens == 8192
+
+
+def test_everything_is_filled_in():
+    done = resolved()
+    assert (done.model.dtype, done.kv_cache.dtype, done.model.max_model_len) == ("float32", "float32", 8192)
+    assert (done.scheduler.max_num_batched_tokens, done.scheduler.max_num_seqs) == (2048, 256)
+    assert (done.execution.device, done.execution.num_threads) == ("cpu", usable_processors())
+
+
+def test_what_was_given_stays():
+    done = resolved(dtype="float16", max_model_len=64, max_num_seqs=3, max_num_batched_tokens=16, num_threads=7)
+    assert (done.model.dtype, done.model.max_model_len, done.execution.num_threads) == ("float16", 64, 7)
+    assert (done.scheduler.max_num_batched_tokens, done.scheduler.max_num_seqs) == (16, 3)
+    assert resolved(**{"kv_cache.dtype": "bfloat16"}).kv_cache.dtype == "bfloat16"
+    assert resolved(max_num_seqs=4000).scheduler.max_num_batched_tokens == 4000
+
+
+def test_lengths():
+    assert longest_sequence({"max_position_embeddings": 100}) == 100
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+    assert longest_sequence({"max_position_embeddings": 100, "rope_scaling": yarn}) == 400
+    assert longest_sequence({"max_position_embeddings": 400, "rope_scaling": yarn}) == 400
+    assert longest_sequence({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 2}}) == 200
+    llama = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 100}
+    assert longest_sequence({"max_position_embeddings": 800, "rope_scaling": llama}) == 800
+    for wrong in ({}, {"max_position_embeddings": 0}, {"max_position_embeddings": "8k"}):
+        with pytest.raises(ModelError, match="max_position_embeddings"):
+            longest_sequence(wrong)
+    with pytest.raises(ConfigError, match="1 to 8192"):
+        resolved(max_model_len=9000)
+
+
+def test_without_chunked_prefill_a_whole_prompt_fits_a_step():
+    assert resolved(enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 8192
+    with pytest.raises(ConfigError, match="whole prompt"):
+        resolved(enable_chunked_prefill=False, max_num_batched_tokens=4096)
+
+
+def test_devices():
+    assert resolve_device("cpu") == "cpu"
+    assert resolve_device("auto") in ("cpu", "cuda")
+    for wrong in ("tpu", "cuda:", "cuda:a", "cuda:99", ""):
+        with pytest.raises(ConfigError, match="device"):
+            resolve_device(wrong)
+    assert not has_fast_bfloat16(PLAIN_CPU)

@@ -1,0 +1,197 @@
+"""LLM with a tiny model of random weights: no files, no tokenizer."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from llmkit import (
+    LLM,
+    ConfigError,
+    EngineClosedError,
+    InvalidRequestError,
+    ModelError,
+    PluginError,
+    RequestOptions,
+    SamplingParams,
+)
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 5,
+}
+SETTINGS = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "num_blocks": 64,
+    "max_num_seqs": 8,
+    "num_threads": 1,
+    "attention.backend": "torch",
+    "execution.kernels": "torch",
+}
+FREE = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+
+
+def tiny(**changes):
+    shape = SHAPE | changes.pop("shape", {})
+    return LLM(**(SETTINGS | {"overrides": shape} | changes))
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with tiny() as shared:
+        yield shared
+
+
+def test_forms_of_prompts(llm):
+    import numpy as np
+
+    one = llm.generate([1, 2, 3], FREE)
+    assert len(one) == 1
+    many = llm.generate([[1, 2, 3], {"prompt_token_ids": [1, 2, 3]}, np.array([1, 2, 3])], FREE)
+    assert [output.outputs[0].token_ids for output in many] == [one[0].outputs[0].token_ids] * 3
+
+
+def test_parameters_for_each_prompt(llm):
+    params = [msgspec.structs.replace(FREE, max_tokens=n) for n in (1, 2)]
+    assert [len(o.outputs[0].token_ids) for o in llm.generate([[1], [2]], params)] == [1, 2]
+    options = [RequestOptions(request_id="a"), RequestOptions(request_id="b")]
+    assert [o.request_id for o in llm.generate([[1], [2]], FREE, options=options)] == ["a", "b"]
+    with pytest.raises(InvalidRequestError, match=r"as many as prompts \(2\)"):
+        llm.generate([[1], [2]], params[:1])
+    with pytest.raises(InvalidRequestError, match="SamplingParams"):
+        llm.generate([1], {"temperature": 0})
+
+
+@pytest.mark.parametrize("prompts", [[], None, 5, b"x", [[1], []], [[1], [128]], ["text"]])
+def test_bad_prompts(llm, prompts):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(prompts, FREE)
+    assert llm.stats().num_unfinished == 0
+
+
+def test_a_stream_equals_the_whole(llm):
+    whole = llm.generate([1, 2, 3], FREE)[0].outputs[0].token_ids
+    deltas = list(llm.stream([1, 2, 3], FREE))
+    assert [token_id for delta in deltas for token_id in delta.outputs[0].token_ids] == whole
+    assert deltas[-1].finished
+
+
+def test_an_abandoned_stream_leaves_nothing(llm):
+    stream = llm.stream([1, 2, 3], msgspec.structs.replace(FREE, max_tokens=100))
+    next(stream)
+    assert llm.stats().num_unfinished == 1
+    stream.close()
+    assert llm.stats().num_unfinished == 0
+    llm.stream([1, 2, 3], FREE)
+    assert llm.stats().num_unfinished == 0
+
+
+def test_several_answers(llm):
+    params = SamplingParams(n=3, temperature=1.5, seed=3, max_tokens=8, ignore_eos=True)
+    outputs = llm.generate([1, 2, 3], params)[0].outputs
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert len({tuple(output.token_ids) for output in outputs}) > 1
+
+
+def test_a_failing_step_fails_its_requests_only(llm, monkeypatch):
+    executor = llm.engine.core.executor
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "submit", lambda _: 1 / 0)
+        failed = llm.generate([[1], [2]], FREE)
+    assert [output.outputs[0].finish_reason for output in failed] == ["error", "error"]
+    assert "ZeroDivisionError" in failed[0].error
+    assert llm.generate([1], FREE)[0].outputs[0].finish_reason == "length"
+
+
+def test_progress_bar(llm, capsys):
+    llm.generate([[1], [2]], FREE, use_tqdm=True)
+    assert "Requests" in capsys.readouterr().err
+    llm.generate([[1], [2]], FREE)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_tokenizer_everything_but_text(llm):
+    assert llm.tokenizer is None
+    for use in (lambda: llm.encode("x"), lambda: llm.decode([1]), lambda: llm.chat([{"role": "user", "content": "x"}])):
+        with pytest.raises(InvalidRequestError, match="no tokenizer"):
+            use()
+
+
+def test_prefix_cache_can_be_reset(llm):
+    prompt = list(range(40))
+    llm.generate(prompt, FREE)
+    assert llm.generate(prompt, FREE)[0].num_cached_tokens == 32
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt, FREE)[0].num_cached_tokens == 0
+
+
+def test_closed():
+    llm = tiny()
+    stream = llm.stream([1], FREE)
+    next(stream)
+    llm.close()
+    llm.close()
+    for use in (llm.stats, llm.reset_prefix_cache, lambda: llm.engine, lambda: llm.generate([1]), lambda: next(stream)):
+        with pytest.raises(EngineClosedError):
+            use()
+
+
+class Recorder:
+    """An extension that notes what it is told."""
+
+    from llmkit import PluginInfo, hookimpl
+
+    info = PluginInfo(summary="records")
+
+    def __init__(self):
+        self.told = []
+
+    @hookimpl
+    def llmkit_engine_started(self, config):
+        self.told.append(("started", config.model.dtype))
+
+    @hookimpl
+    def llmkit_request_finished(self, request):
+        self.told.append(("finished", request.num_output_tokens))
+
+    @hookimpl
+    def llmkit_engine_stopped(self):
+        self.told.append(("stopped",))
+
+
+def test_extensions_are_told():
+    from llmkit import Registry
+
+    registry, recorder = Registry.discover(), Recorder()
+    registry.register("extension", "recorder", recorder)
+    with tiny(registry=registry, extensions=("recorder",)) as llm:
+        llm.generate([1], FREE)
+    assert recorder.told == [("started", "float32"), ("finished", 6), ("stopped",)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"max_model_len": 257}, ConfigError, "1 to 256"),
+        ({"max_modle_len": 5}, ConfigError, "max_model_len"),
+        ({"shape": {"vocab_size": 0}}, ModelError, "vocab_size"),
+        ({"shape": {"architectures": ["NoSuchModel"]}}, ModelError, "NoSuchModel"),
+        ({"scheduler.policy": "none_such"}, PluginError, "none_such"),
+        ({"extensions": ("none_such",)}, PluginError, "none_such"),
+        ({"connector.name": "x"}, ConfigError, "connector"),
+        ({"structured.backend": "x"}, ConfigError, "structured"),
+        ({"scheduler.async_scheduling": True}, ConfigError, "async_scheduling"),
+        ({"execution.device": "cuda:x"}, ConfigError, "cuda:x"),
+    ],
+)
+def test_settings_that_cannot_work(changes, error, words):
+    with pytest.raises(error, match=words):
+        tiny(**changes)
