@@ -16,7 +16,6 @@ import statistics
 import time
 
 import torch
-from llmkit_schedulers.fcfs import FcfsPolicy
 
 from llmkit.config.engine_config import EngineConfig
 from llmkit.config.sections import ModelConfig, SchedulerConfig
@@ -26,6 +25,7 @@ from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.scheduler import Scheduler
 from llmkit.testing.fake_executor import NullExecutor
+from llmkit_schedulers.fcfs import FcfsPolicy
 
 PROMPT_TOKENS = 128
 BLOCK_SIZE = 16

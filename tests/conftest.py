@@ -34,8 +34,9 @@ def golden() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a Hugging Face folder in float32 (config.json, tokenizer.json, model.safetensors)."""
-    from llmkit_weights.gguf_format import GgufFormat
     from safetensors.torch import save_file
+
+    from llmkit_weights.gguf_format import GgufFormat
 
     folder = tmp_path_factory.mktemp("smollm2")
     reader = GgufFormat()

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llmkit_schedulers.fcfs import FcfsPolicy
 
 from llmkit.engine.core import EngineCore
 from llmkit.errors import EngineClosedError
 from llmkit.scheduling.plan import StepResult
 from llmkit.testing.scheduling import SchedulingHarness
+from llmkit_schedulers.fcfs import FcfsPolicy
 
 
 def failing_at(step, error=None):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_kernels.torch_table import TorchKernels
-from llmkit_quantization.none import NoQuantization
 
 from llmkit.layers.config import DecoderConfig
 from llmkit.layers.context import ModelContext
 from llmkit.layers.module import Module
+from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization.none import NoQuantization
 
 SMALL: dict[str, Any] = {
     "vocab_size": 48,

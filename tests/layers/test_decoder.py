@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_attention.torch_backend import TorchAttention
 
 from llmkit.errors import ModelError
 from llmkit.layers.config import LayerOptions
@@ -15,6 +14,7 @@ from llmkit.layers.context import ForwardContext, ModelContext
 from llmkit.layers.decoder import DecoderForCausalLM
 from llmkit.layers.module import Module
 from llmkit.testing.paged_attention import PagedPool
+from llmkit_attention.torch_backend import TorchAttention
 
 Make = Callable[..., ModelContext]
 Tensors = dict[str, torch.Tensor]

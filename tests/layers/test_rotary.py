@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_kernels.torch_table import TorchKernels
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -16,6 +15,7 @@ from llmkit.layers.config import DecoderConfig
 from llmkit.layers.context import ModelContext
 from llmkit.layers.rope_config import RopeConfig
 from llmkit.layers.rotary import RotaryEmbedding, attention_factor, inverse_frequencies
+from llmkit_kernels.torch_table import TorchKernels
 
 Make = Callable[..., ModelContext]
 SIZES = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 4096}

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_kernels.torch_table import TorchKernels
-from llmkit_quantization.none import NoQuantization
 
 from llmkit.hookspecs.attention import AttentionBackend
 from llmkit.hookspecs.kernels import KernelTable
@@ -17,6 +15,8 @@ from llmkit.layers.causal_lm import CausalLM
 from llmkit.layers.config import DecoderConfig
 from llmkit.layers.context import ForwardContext, ModelContext
 from llmkit.testing.paged_attention import PagedPool
+from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization.none import NoQuantization
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_kernels.torch_table import TorchKernels
-from llmkit_quantization import cpu_int4, cpu_int8
 from pydantic import ValidationError
 
 from llmkit.errors import ModelError
@@ -18,6 +16,8 @@ from llmkit.layers.config import DecoderConfig
 from llmkit.layers.context import ModelContext
 from llmkit.layers.decoder import DecoderForCausalLM
 from llmkit.layers.module import Module
+from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization import cpu_int4, cpu_int8
 
 KERNELS = TorchKernels()
 ERROR = {"int8": 0.01, "int4": 0.12}  # of a product with normal random weights, in standard deviations of the result

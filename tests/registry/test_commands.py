@@ -11,7 +11,9 @@ from llmkit.registry import Registry
 
 
 def test_command_is_imported_when_it_is_run(site: Any, cpu: Any) -> None:
-    site.add_module("hello_command", """
+    site.add_module(
+        "hello_command",
+        """
         import typer
         from llmkit.hookspecs import PluginInfo, hookimpl
 
@@ -20,7 +22,8 @@ def test_command_is_imported_when_it_is_run(site: Any, cpu: Any) -> None:
         @hookimpl
         def llmkit_command():
             return typer.Typer(name="hello")
-    """)
+    """,
+    )
     site.add_distribution("llmkit-hello", {"llmkit.commands": {"hello": "hello_command"}})
     registry = Registry.discover()
     (row,) = registry.find("command")

@@ -162,7 +162,9 @@ def test_start_is_not_held_up_by_a_sleeping_plugin(site: Any) -> None:
 
 
 def test_module_and_attribute_are_accepted_in_metadata_and_as_a_choice(site: Any, cpu: Any) -> None:
-    site.add_policy("doors", body="""
+    site.add_policy(
+        "doors",
+        body="""
         class Door:
             info = PluginInfo("a class")
 
@@ -171,7 +173,8 @@ def test_module_and_attribute_are_accepted_in_metadata_and_as_a_choice(site: Any
                 return Policy("from a class")
 
         instance = Door()
-    """)
+    """,
+    )
     site.add_distribution("llmkit-doors", {GROUP: {"by_class": "doors:Door"}})
     registry = Registry.discover()
     for choice in ("by_class", "doors:Door", "doors:instance"):
@@ -190,11 +193,14 @@ def test_choice_by_path_that_does_not_exist(cpu: Any) -> None:
 
 
 def test_hook_may_take_fewer_arguments(site: Any, cpu: Any) -> None:
-    site.add_policy("fewer", body="""
+    site.add_policy(
+        "fewer",
+        body="""
         @hookimpl
         def llmkit_scheduler_policy():
             return Policy("no arguments")
-    """)
+    """,
+    )
     site.add_distribution("llmkit-fewer", {GROUP: {"fewer": "fewer"}})
     assert Registry.discover().create("scheduler", "fewer", cpu).options == "no arguments"
 
@@ -218,13 +224,16 @@ def test_failing_factory(site: Any, cpu: Any, body: str, pattern: str) -> None:
 def test_errors_raised_on_purpose_pass(site: Any, cpu: Any) -> None:
     from llmkit.errors import ModelError
 
-    site.add_policy("deliberate", body="""
+    site.add_policy(
+        "deliberate",
+        body="""
         from llmkit.errors import ModelError
 
         @hookimpl
         def llmkit_scheduler_policy():
             raise ModelError("this model is not supported")
-    """)
+    """,
+    )
     site.add_distribution("llmkit-deliberate", {GROUP: {"deliberate": "deliberate"}})
     with pytest.raises(ModelError, match="not supported"):
         Registry.discover().create("scheduler", "deliberate", cpu)

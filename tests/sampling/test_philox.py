@@ -33,9 +33,7 @@ def test_broadcasting_changes_nothing():
     together = philox4x32((blocks, positions, zero, zero), key)
     for row in range(2):
         for column in range(5):
-            alone = philox4x32(
-                (blocks[:, column], positions[row], zero[row], zero[row]), (key[0][row], key[1][row])
-            )
+            alone = philox4x32((blocks[:, column], positions[row], zero[row], zero[row]), (key[0][row], key[1][row]))
             assert [int(word) for word in alone] == [int(word[row, column]) for word in together]
 
 

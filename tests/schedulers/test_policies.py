@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from llmkit_schedulers import fcfs, priority
 from pydantic import ValidationError
 
 from llmkit.testing.scheduling import SchedulingHarness, check_policy
+from llmkit_schedulers import fcfs, priority
 
 
 @dataclass(eq=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from llmkit_schedulers.fcfs import FcfsPolicy
-from llmkit_schedulers.priority import PriorityPolicy
 
 from llmkit.errors import InvalidRequestError
 from llmkit.testing.fake_executor import fake_answer
 from llmkit.testing.scheduling import SchedulingHarness
+from llmkit_schedulers.fcfs import FcfsPolicy
+from llmkit_schedulers.priority import PriorityPolicy
 
 
 class TestB36:

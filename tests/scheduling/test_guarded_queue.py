@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from llmkit_schedulers.fcfs import FcfsPolicy
 
 from llmkit.errors import PluginError
 from llmkit.hookspecs.scheduler import Load
@@ -12,6 +11,7 @@ from llmkit.requests.request import RequestGroup
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.testing.hostile_policy import HostilePolicy
+from llmkit_schedulers.fcfs import FcfsPolicy
 
 LOAD = Load(1, 4, 1, 10, 10, 10)
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from llmkit_schedulers.fcfs import FcfsPolicy
 
 from llmkit.errors import ConfigError, InvalidRequestError
 from llmkit.requests.request import sequence_seed
 from llmkit.testing.fake_executor import fake_answer
 from llmkit.testing.scheduling import SchedulingHarness
+from llmkit_schedulers.fcfs import FcfsPolicy
 
 
 def harness(**settings):

@@ -10,13 +10,13 @@ import os
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from llmkit_schedulers.fcfs import FcfsPolicy
-from llmkit_schedulers.priority import PriorityPolicy
 
 from llmkit.errors import InvalidRequestError
 from llmkit.requests.request import RequestStatus
 from llmkit.testing.hostile_policy import HostilePolicy
 from llmkit.testing.scheduling import SchedulingHarness
+from llmkit_schedulers.fcfs import FcfsPolicy
+from llmkit_schedulers.priority import PriorityPolicy
 
 DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
 PROMPTS = st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30)

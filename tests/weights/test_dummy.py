@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from llmkit.errors import ModelError
 from llmkit_weights import dummy
 from llmkit_weights.dummy import DummyFormat
 from llmkit_weights.dummy_tensors import _BLOCK, DummyValues
-
-from llmkit.errors import ModelError
 
 
 def values(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:

@@ -9,10 +9,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from llmkit_weights.gguf_config import _llama3_divisors
-from llmkit_weights.gguf_format import GgufFormat
 
 from llmkit.errors import ModelError
+from llmkit_weights.gguf_config import _llama3_divisors
+from llmkit_weights.gguf_format import GgufFormat
 
 Tensors = dict[str, torch.Tensor]
 WriteGguf = Callable[..., Path]

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmkit_weights.gguf_format import GgufFormat
-from llmkit_weights.gguf_tokenizer import PRE_TOKENIZERS
 
 from llmkit.errors import ModelError
 from llmkit.frontend.tokenizers_fast import FastTokenizer, byte_level_alphabet
+from llmkit_weights.gguf_format import GgufFormat
+from llmkit_weights.gguf_tokenizer import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 ALPHABET = list(byte_level_alphabet())

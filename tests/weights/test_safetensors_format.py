@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_weights.safetensors_format import SafetensorsFormat
 from safetensors.torch import save_file
 
 from llmkit.errors import ModelError
+from llmkit_weights.safetensors_format import SafetensorsFormat
 
 SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -81,7 +81,7 @@ def display(path: Path) -> str:
 
 
 def unknown(name: str, valid: Iterable[str], what: str) -> str:
-    """"there is no such WHAT" with the nearest valid name and all valid names."""
+    """ "there is no such WHAT" with the nearest valid name and all valid names."""
     names = list(dict.fromkeys(valid))
     near = difflib.get_close_matches(name, names, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""

@@ -44,7 +44,8 @@ class ModelConfig(Section):
         default="auto", description="Quantization plugin for the weights of linear layers."
     )
     max_model_len: int | None = Field(
-        default=None, ge=1,
+        default=None,
+        ge=1,
         description="Longest sequence, prompt and output, in tokens; default: what the model allows.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of dummy weights and of requests without a seed.")

@@ -29,9 +29,7 @@ class QuantizationMethod(ABC):
         """
 
     @abstractmethod
-    def linear(
-        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, kernels: KernelTable
-    ) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, kernels: KernelTable) -> torch.Tensor:
         """x [t, k] → [t, n]."""
 
     @abstractmethod

@@ -60,13 +60,20 @@ def diagnose(
     return rows
 
 
-def _examine(
-    registry: Registry, row: PluginRow, environment: Environment, timeout: float
-) -> Examined:
+def _examine(registry: Registry, row: PluginRow, environment: Environment, timeout: float) -> Examined:
     def result(summary: str, loadable: bool, reasons: tuple[str, ...], hint: str | None) -> DoctorRow:
         return DoctorRow(
-            row.kind, row.name, row.distribution, row.version, summary,
-            found=True, selected=False, loadable=loadable, usable=loadable and not reasons, reasons=reasons, hint=hint,
+            row.kind,
+            row.name,
+            row.distribution,
+            row.version,
+            summary,
+            found=True,
+            selected=False,
+            loadable=loadable,
+            usable=loadable and not reasons,
+            reasons=reasons,
+            hint=hint,
             import_seconds=registry.timings.of(row).import_seconds,
         )
 
@@ -99,8 +106,17 @@ def _chosen(
         wanted = registry.resolve(kind, choice)
     except PluginError as error:
         return DoctorRow(
-            kind, choice, "", "", "", found=False, selected=True, loadable=False, usable=False,
-            reasons=(error.message,), hint=error.hint,
+            kind,
+            choice,
+            "",
+            "",
+            "",
+            found=False,
+            selected=True,
+            loadable=False,
+            usable=False,
+            reasons=(error.message,),
+            hint=error.hint,
         )
     same = [row for row, _ in examined if (row.name, row.distribution) == (wanted.name, wanted.distribution)]
     return same[0] if same else _examine(registry, wanted, environment, timeout)[0]

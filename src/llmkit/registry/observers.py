@@ -66,7 +66,11 @@ class Observer:
             if count % LOG_EVERY == 1:
                 logger.error(
                     "The extension %r (%s) failed in %s (%d times so far)",
-                    self.name, self._origin, hook, count, exc_info=error,
+                    self.name,
+                    self._origin,
+                    hook,
+                    count,
+                    exc_info=error,
                 )
 
 

@@ -217,9 +217,7 @@ class Registry:
 
     def _record(self, plugin: LoadedPlugin, choice: str, reason: str, rejected: dict[str, str]) -> None:
         row = plugin.row
-        self.selections.append(
-            Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected)
-        )
+        self.selections.append(Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected))
 
     # ---- extensions, checks, child processes
 

@@ -39,9 +39,7 @@ def draw(logits: torch.Tensor, draws: Draws, params: SlotParameters) -> torch.Te
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _draw_apart(
-    logits: torch.Tensor, draws: Draws, params: SlotParameters, truncated: SlotArray
-) -> torch.Tensor:
+def _draw_apart(logits: torch.Tensor, draws: Draws, params: SlotParameters, truncated: SlotArray) -> torch.Tensor:
     """Rows with and without truncation are drawn by different means."""
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for rows in (np.flatnonzero(truncated), np.flatnonzero(~truncated)):

@@ -37,9 +37,7 @@ def position_logprobs(
     return entries
 
 
-def _tops(
-    logits: torch.Tensor, normalizers: torch.Tensor, widths: list[int]
-) -> list[tuple[list[int], list[float]]]:
+def _tops(logits: torch.Tensor, normalizers: torch.Tensor, widths: list[int]) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities of each row's `widths[row]` best tokens.
 
     Rows that want the whole vocabulary are done apart: the others need not pay for a sort.

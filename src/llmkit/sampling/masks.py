@@ -100,9 +100,7 @@ def forbid(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> No
     logits.index_put_((rows, tokens), torch.tensor(-torch.inf, device=logits.device))
 
 
-def allow_only(
-    logits: torch.Tensor, restricted: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor
-) -> None:
+def allow_only(logits: torch.Tensor, restricted: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
     """Set rows `restricted` int64[r] to -inf except for (rows, tokens), in place."""
     kept = logits[rows, tokens]
     logits[restricted] = -torch.inf

@@ -23,9 +23,7 @@ class LogitsProcessors:
     """Per-slot state of all processors. `token_ids` int32[max_num_seqs, max_model_len] is the batch's token buffer,
     read only: the answer so far of a row is token_ids[slot, num_prompt_tokens:position]."""
 
-    def __init__(
-        self, params: SlotParameters, token_ids: SlotArray, vocab_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, params: SlotParameters, token_ids: SlotArray, vocab_size: int, device: torch.device) -> None:
         self._params = params
         self._token_ids = token_ids
         self._device = device
@@ -101,9 +99,7 @@ class LogitsProcessors:
         if len(row_ids):
             forbid(logits, self._to_device(row_ids), self._to_device(np.concatenate(lists)))
 
-    def _hold_back_stops(
-        self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray, needs: SlotArray
-    ) -> None:
+    def _hold_back_stops(self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray, needs: SlotArray) -> None:
         rows = self._rows(needs, parameters.MIN_TOKENS)
         if len(rows):
             lengths = positions[rows] - self._params.num_prompt_tokens[slots[rows]]
