@@ -14,7 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llmkit_kernels import cpu_linear as cpu
+
+from llmkit.jit import runtime, tiles
+from llmkit.jit import vector as ops
 
 BLOCK = 64  # keys a block
 TILE = 96  # rows (query tokens x heads of a group) of a prefill tile
@@ -48,17 +50,17 @@ def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part:
     mask = (1 << shift) - 1
     for j in range(count):
         key = first + j
-        page = cpu.iload(table + 4 * (key >> shift))
+        page = ops.iload(table + 4 * (key >> shift))
         row = ((((page * 2 + part) * args[_HK] + head) << shift) + (key & mask)) * d
         source = args[_KV] + row * size
         for c in range(0, d, LANES):
             if form == 0:
-                value = cpu.vload(source + 4 * c)
+                value = ops.vload(source + 4 * c)
             elif form == 1:
-                value = cpu.vload_bfloat(source + 2 * c)
+                value = ops.vload_bfloat(source + 2 * c)
             else:
-                value = cpu.vload_half(source + 2 * c)
-            cpu.vstore(target + 4 * (j * d + c), value)
+                value = ops.vload_half(source + 2 * c)
+            ops.vstore(target + 4 * (j * d + c), value)
 
 
 def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int, ahead: int) -> None:
@@ -69,14 +71,14 @@ def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int, ahead: in
         for j in range(0, whole, 4):
             right, place = k + j * n, s + i * wide + 4 * j
             if step == 3:
-                cpu.dot_tile(3, 4, left, n, right, n, place, wide, d, right + ahead)
+                tiles.dot_tile(3, 4, left, n, right, n, place, wide, d, right + ahead)
             elif step == 2:
-                cpu.dot_tile(2, 4, left, n, right, n, place, wide, d, right + ahead)
+                tiles.dot_tile(2, 4, left, n, right, n, place, wide, d, right + ahead)
             else:
-                cpu.dot_tile(1, 4, left, n, right, n, place, wide, d, right + ahead)
+                tiles.dot_tile(1, 4, left, n, right, n, place, wide, d, right + ahead)
         for j in range(whole, count):
             for r in range(step):
-                cpu.dot_tile(1, 1, left + r * n, n, k + j * n, n, s + (i + r) * wide + 4 * j, wide, d, 0)
+                tiles.dot_tile(1, 1, left + r * n, n, k + j * n, n, s + (i + r) * wide + 4 * j, wide, d, 0)
         i += step
 
 
@@ -88,14 +90,14 @@ def _value_rows(p: int, rows: int, v: int, count: int, d: int, o: int, ahead: in
         while i < rows:
             left, right, place = p + i * wide, v + 4 * c, o + i * n + 4 * c
             if rows - i >= 3:
-                cpu.outer_tile(3, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
+                tiles.outer_tile(3, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
                 i += 3
             else:
-                cpu.outer_tile(1, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
+                tiles.outer_tile(1, VECTORS, left, wide, right, n, place, n, count, 1, ahead)
                 i += 1
     for c in range(d // span * span, d, LANES):
         for i in range(rows):
-            cpu.outer_tile(1, 1, p + i * wide, wide, v + 4 * c, n, o + i * n + 4 * c, n, count, 1, ahead)
+            tiles.outer_tile(1, 1, p + i * wide, wide, v + 4 * c, n, o + i * n + 4 * c, n, count, 1, ahead)
 
 
 def _softmax_row(s: int, low: int, high: int, count: int, cap: float, state: int, o: int, d: int) -> None:
@@ -105,52 +107,52 @@ def _softmax_row(s: int, low: int, high: int, count: int, cap: float, state: int
     """
     padded = (count + LANES - 1) // LANES * LANES
     if cap > 0:
-        scale, one, two = cpu.vsplat(cap), cpu.vsplat(1.0), cpu.vsplat(2.0)
+        scale, one, two = ops.vsplat(cap), ops.vsplat(1.0), ops.vsplat(2.0)
         for j in range(0, padded, LANES):
-            power = cpu.vexp(cpu.vdiv(cpu.vmul(two, cpu.vload(s + 4 * j)), scale))
-            cpu.vstore(s + 4 * j, cpu.vmul(scale, cpu.vsub(one, cpu.vdiv(two, cpu.vadd(power, one)))))
+            power = ops.vexp(ops.vdiv(ops.vmul(two, ops.vload(s + 4 * j)), scale))
+            ops.vstore(s + 4 * j, ops.vmul(scale, ops.vsub(one, ops.vdiv(two, ops.vadd(power, one)))))
     for j in range(0, min(low, padded)):
-        cpu.sstore(s + 4 * j, MASKED)
+        ops.sstore(s + 4 * j, MASKED)
     for j in range(max(0, high), padded):
-        cpu.sstore(s + 4 * j, MASKED)
-    top = cpu.vload(s)
+        ops.sstore(s + 4 * j, MASKED)
+    top = ops.vload(s)
     for j in range(LANES, padded, LANES):
-        top = cpu.vmax(top, cpu.vload(s + 4 * j))
-    before = cpu.sload(state)
-    maximum = max(before, cpu.vtop(top))
-    shift = cpu.vsplat(maximum)
-    total = cpu.vsplat(0.0)
+        top = ops.vmax(top, ops.vload(s + 4 * j))
+    before = ops.sload(state)
+    maximum = max(before, ops.vtop(top))
+    shift = ops.vsplat(maximum)
+    total = ops.vsplat(0.0)
     for j in range(0, padded, LANES):
-        weight = cpu.vexp(cpu.vsub(cpu.vload(s + 4 * j), shift))
-        cpu.vstore(s + 4 * j, weight)
-        total = cpu.vadd(total, weight)
-    old = cpu.sload(state + 4)
+        weight = ops.vexp(ops.vsub(ops.vload(s + 4 * j), shift))
+        ops.vstore(s + 4 * j, weight)
+        total = ops.vadd(total, weight)
+    old = ops.sload(state + 4)
     if maximum > before:
-        factor = cpu.vexp(cpu.vsub(cpu.vsplat(before), shift))
+        factor = ops.vexp(ops.vsub(ops.vsplat(before), shift))
         for c in range(0, d, LANES):
-            cpu.vstore(o + 4 * c, cpu.vmul(cpu.vload(o + 4 * c), factor))
-        old = old * cpu.vtop(factor)
-    cpu.sstore(state, maximum)
-    cpu.sstore(state + 4, old + cpu.vsum(total))
+            ops.vstore(o + 4 * c, ops.vmul(ops.vload(o + 4 * c), factor))
+        old = old * ops.vtop(factor)
+    ops.sstore(state, maximum)
+    ops.sstore(state + 4, old + ops.vsum(total))
 
 
 def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
     """One query token of one sequence, all query heads of KV head `head`."""
     d, group, shift = args[_D], args[_HQ] // args[_HK], args[_PAGE_SHIFT]
     table = args[_TABLE] + 4 * seq * args[_PAGES]
-    length = cpu.iload(args[_LENS] + 4 * seq)
+    length = ops.iload(args[_LENS] + 4 * seq)
     first = max(0, length - args[_WINDOW]) if args[_WINDOW] > 0 else 0
-    row = (cpu.iload(args[_STARTS] + 4 * seq) * args[_HQ] + head * group) * d
-    scale, cap = cpu.as_float(args[_SCALE]), cpu.as_float(args[_CAP])
+    row = (ops.iload(args[_STARTS] + 4 * seq) * args[_HQ] + head * group) * d
+    scale, cap = ops.as_float(args[_SCALE]), ops.as_float(args[_CAP])
     q, o, s = scratch, scratch + 4 * group * d, scratch + 8 * group * d
     state = s + 4 * group * BLOCK
     buffer = state + 8 * group
     for c in range(0, group * d, LANES):
-        cpu.vstore(q + 4 * c, cpu.vmul(cpu.vload(args[_Q] + 4 * (row + c)), cpu.vsplat(scale)))
-        cpu.vstore(o + 4 * c, cpu.vsplat(0.0))
+        ops.vstore(q + 4 * c, ops.vmul(ops.vload(args[_Q] + 4 * (row + c)), ops.vsplat(scale)))
+        ops.vstore(o + 4 * c, ops.vsplat(0.0))
     for g in range(group):
-        cpu.sstore(state + 8 * g, MASKED)
-        cpu.sstore(state + 8 * g + 4, 0.0)
+        ops.sstore(state + 8 * g, MASKED)
+        ops.sstore(state + 8 * g + 4, 0.0)
     direct = args[_FORMAT] == 0 and shift >= 2
     page_bytes = 4 * (d << shift)
     start = first - (first & (BLOCK - 1))
@@ -164,12 +166,12 @@ def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
                     key = start + j
                     offset = key & ((1 << shift) - 1)
                     take = min((1 << shift) - offset, count - j)
-                    page = cpu.iload(table + 4 * (key >> shift))
+                    page = ops.iload(table + 4 * (key >> shift))
                     place = args[_KV] + ((page * 2 + part) * args[_HK] + head) * page_bytes + 4 * offset * d
                     if part == 0:
                         score_rows(q, group, place, take, d, s + 4 * j, args[_HK] * page_bytes)
                     else:
-                        ahead = cpu.iload(table + 4 * (min(key + BLOCK, length - 1) >> shift))
+                        ahead = ops.iload(table + 4 * (min(key + BLOCK, length - 1) >> shift))
                         ahead = ((ahead - page) * 2 - 1) * args[_HK] * page_bytes
                         value_rows(s + 4 * j, group, place, take, d, o, ahead)
                     j += take
@@ -184,24 +186,24 @@ def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
                     softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
         start += BLOCK
     for g in range(group):
-        factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * g + 4))
+        factor = ops.vsplat(1.0 / ops.sload(state + 8 * g + 4))
         for c in range(0, d, LANES):
-            value = cpu.vmul(cpu.vload(o + 4 * (g * d + c)), factor)
-            cpu.vstore(args[_OUT] + 4 * (row + g * d + c), value)
+            value = ops.vmul(ops.vload(o + 4 * (g * d + c)), factor)
+            ops.vstore(args[_OUT] + 4 * (row + g * d + c), value)
 
 
 def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> None:
     """Tile `tile` of the query tokens of one sequence, all query heads of KV head `head`; rows are (token, head)."""
     d, heads, group = args[_D], args[_HQ], args[_HQ] // args[_HK]
     table = args[_TABLE] + 4 * seq * args[_PAGES]
-    length = cpu.iload(args[_LENS] + 4 * seq)
-    query, end = cpu.iload(args[_STARTS] + 4 * seq), cpu.iload(args[_STARTS] + 4 * seq + 4)
+    length = ops.iload(args[_LENS] + 4 * seq)
+    query, end = ops.iload(args[_STARTS] + 4 * seq), ops.iload(args[_STARTS] + 4 * seq + 4)
     position = length - (end - query) + tile * args[_TILE_TOKENS]  # of the tile's first token
     tokens = min(args[_TILE_TOKENS], end - query - tile * args[_TILE_TOKENS])
     query += tile * args[_TILE_TOKENS]
     rows = tokens * group
     padded = (rows + ROWS - 1) // ROWS * ROWS
-    window, scale, cap = args[_WINDOW], cpu.as_float(args[_SCALE]), cpu.as_float(args[_CAP])
+    window, scale, cap = args[_WINDOW], ops.as_float(args[_SCALE]), ops.as_float(args[_CAP])
     q, o, s = scratch, scratch + 4 * padded * d, scratch + 8 * padded * d
     state = s + 4 * padded * BLOCK
     k = state + 8 * padded
@@ -211,23 +213,23 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
         source = args[_Q] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
         for c in range(0, d, LANES):
             if r < rows:
-                cpu.vstore(q + 4 * (r * d + c), cpu.vmul(cpu.vload(source + 4 * c), cpu.vsplat(scale)))
+                ops.vstore(q + 4 * (r * d + c), ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
             else:
-                cpu.vstore(q + 4 * (r * d + c), cpu.vsplat(0.0))
-            cpu.vstore(o + 4 * (r * d + c), cpu.vsplat(0.0))
-        cpu.sstore(state + 8 * r, MASKED)
-        cpu.sstore(state + 8 * r + 4, 0.0)
+                ops.vstore(q + 4 * (r * d + c), ops.vsplat(0.0))
+            ops.vstore(o + 4 * (r * d + c), ops.vsplat(0.0))
+        ops.sstore(state + 8 * r, MASKED)
+        ops.sstore(state + 8 * r + 4, 0.0)
     start = max(0, position - window + 1) & -BLOCK if window > 0 else 0
     while start < position + tokens:
         count = min(BLOCK, position + tokens - start)
         fetch_block(args, table, head, start, count, 0, k)
         for j in range(0, count, LANES):  # rows beyond count are stale memory; their scores are masked below
             for c in range(0, d, LANES):
-                cpu.transpose(k + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
+                ops.transpose(k + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
         for r in range(0, padded, ROWS):
             for j in range(0, count, VECTORS * LANES):
                 place = s + r * wide + 4 * j
-                cpu.outer_tile(ROWS, VECTORS, q + r * n, n, kt + 4 * j, wide, place, wide, d, 0, 0)
+                tiles.outer_tile(ROWS, VECTORS, q + r * n, n, kt + 4 * j, wide, place, wide, d, 0, 0)
         for r in range(rows):
             here = position + r // group
             low = here - window + 1 - start if window > 0 else 0
@@ -235,25 +237,25 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
         fetch_block(args, table, head, start, count, 1, k)
         for c in range(0, d - span + 1, span):
             for r in range(0, padded, ROWS):
-                cpu.outer_tile(ROWS, VECTORS, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
+                tiles.outer_tile(ROWS, VECTORS, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
         for c in range(d // span * span, d, LANES):
             for r in range(0, padded, ROWS):
-                cpu.outer_tile(ROWS, 1, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
+                tiles.outer_tile(ROWS, 1, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
         start += BLOCK
     for r in range(rows):
-        factor = cpu.vsplat(1.0 / cpu.sload(state + 8 * r + 4))
+        factor = ops.vsplat(1.0 / ops.sload(state + 8 * r + 4))
         target = args[_OUT] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
         for c in range(0, d, LANES):
-            cpu.vstore(target + 4 * c, cpu.vmul(cpu.vload(o + 4 * (r * d + c)), factor))
+            ops.vstore(target + 4 * c, ops.vmul(ops.vload(o + 4 * (r * d + c)), factor))
 
 
 def _attention_kernel(args: Any) -> None:
-    scratch = args[_SCRATCH] + cpu.take(args, _TICKET) * args[_SCRATCH_SIZE]
+    scratch = args[_SCRATCH] + ops.take(args, _TICKET) * args[_SCRATCH_SIZE]
     heads, tile_tokens = args[_HK], args[_TILE_TOKENS]
-    item = cpu.take(args, 0)
+    item = ops.take(args, 0)
     base = 0
     for seq in range(args[_SEQS]):
-        tokens = cpu.iload(args[_STARTS] + 4 * seq + 4) - cpu.iload(args[_STARTS] + 4 * seq)
+        tokens = ops.iload(args[_STARTS] + 4 * seq + 4) - ops.iload(args[_STARTS] + 4 * seq)
         tiles = (tokens + tile_tokens - 1) // tile_tokens
         while item < base + tiles * heads:
             place = item - base
@@ -261,7 +263,7 @@ def _attention_kernel(args: Any) -> None:
                 decode_item(args, seq, place, scratch)
             else:
                 prefill_item(args, seq, place % heads, tiles - 1 - place // heads, scratch)
-            item = cpu.take(args, 0)
+            item = ops.take(args, 0)
         base += tiles * heads
 
 
@@ -271,11 +273,11 @@ def _write_kernel(args: Any) -> None:
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9],
     )  # fmt: skip
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= tokens:
             break
         for t in range(start, min(start + piece, tokens)):
-            slot = cpu.iload64(slots + 8 * t)
+            slot = ops.iload64(slots + 8 * t)
             if slot < 0:
                 continue
             page, offset = slot >> shift, slot & ((1 << shift) - 1)
@@ -284,8 +286,8 @@ def _write_kernel(args: Any) -> None:
                 target = kv + 4 * ((((page * 2) * heads + h) << shift) + offset) * d
                 values = target + 4 * ((heads << shift) * d)
                 for c in range(0, d, LANES):
-                    cpu.vstore(target + 4 * c, cpu.vload(k + source + 4 * c))
-                    cpu.vstore(values + 4 * c, cpu.vload(v + source + 4 * c))
+                    ops.vstore(target + 4 * c, ops.vload(k + source + 4 * c))
+                    ops.vstore(values + 4 * c, ops.vload(v + source + 4 * c))
 
 
 def load() -> None:
@@ -294,13 +296,13 @@ def load() -> None:
     global fetch_block, score_rows, value_rows, softmax_row, decode_item, prefill_item
     if _attention is not None:
         return
-    cpu.load()
-    LANES, ROWS, VECTORS = cpu.LANES, cpu.OUTER_ROWS, cpu.OUTER_VECTORS
-    fetch_block, score_rows, value_rows = cpu.inner(_fetch_block), cpu.inner(_score_rows), cpu.inner(_value_rows)
-    softmax_row = cpu.inner(_softmax_row)
-    decode_item, prefill_item = cpu.inner(_decode_item), cpu.inner(_prefill_item)
-    _write = cpu.compile_kernel(_write_kernel)
-    _attention = cpu.compile_kernel(_attention_kernel)
+    runtime.load()
+    LANES, ROWS, VECTORS = ops.LANES, tiles.OUTER_ROWS, tiles.OUTER_VECTORS
+    fetch_block, softmax_row = runtime.inner(_fetch_block), runtime.inner(_softmax_row)
+    score_rows, value_rows = runtime.inner(_score_rows), runtime.inner(_value_rows)
+    decode_item, prefill_item = runtime.inner(_decode_item), runtime.inner(_prefill_item)
+    _write = runtime.compile_kernel(_write_kernel)
+    _attention = runtime.compile_kernel(_attention_kernel)
 
 
 def unsupported(kv: torch.Tensor, num_query_heads: int) -> list[str]:
@@ -354,12 +356,12 @@ def paged_attention(
     rows = max(TILE, group) + ROWS
     size = (4 * (2 * rows * d + rows * BLOCK + 2 * rows + 2 * BLOCK * d) + 127) & -64
     threads = torch.get_num_threads()
-    cpu.launch(
+    runtime.launch(
         _attention, threads,
         q.data_ptr(), kv.data_ptr(), block_table.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
-        out.data_ptr(), cpu.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1],
+        out.data_ptr(), runtime.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1],
         query_heads, heads, d, page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window,
-        cpu.float_bits(soft_cap), cpu.float_bits(scale), tile_tokens, size,
+        runtime.float_bits(soft_cap), runtime.float_bits(scale), tile_tokens, size,
     )  # fmt: skip
 
 
@@ -376,7 +378,7 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: t
         if not page_size & (page_size - 1):
             k, v = k.contiguous(), v.contiguous()
             tokens = k.shape[0]
-            cpu.launch(
+            runtime.launch(
                 _write, torch.get_num_threads() if tokens >= 128 else 1, k.data_ptr(), v.data_ptr(), kv.data_ptr(),
                 slot_mapping.data_ptr(), tokens, heads, d, page_size.bit_length() - 1, 32,
             )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmkit.hookspecs import Environment, PluginInfo, hookimpl
+from llmkit.jit.support import kernel_problems
 
 if TYPE_CHECKING:
     from llmkit.hookspecs.kernels import KernelTable
@@ -18,12 +19,7 @@ info = PluginInfo(
 
 @hookimpl
 def llmkit_problems(environment: Environment) -> list[str]:
-    problems = []
-    if environment.device_type != "cpu":
-        problems.append(f"needs the CPU; the device is {environment.device_type}")
-    if not environment.has_module("numba"):
-        problems.append("needs numba, which is not installed")
-    return problems
+    return kernel_problems(environment)
 
 
 @hookimpl

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from llmkit_kernels import cpu_fused as ops
-from llmkit_kernels import cpu_linear as cpu
+
+from llmkit.jit import runtime, tiles
+from llmkit.jit import vector as ops
 
 GROUP = 32
 MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, for the matrix product
@@ -33,7 +34,6 @@ quantize_row: Any = None
 scale_row: Any = None
 shift: Any = None
 code_dot: Any = None
-tile_rows: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,37 +55,37 @@ def _quantize_kernel(args: Any) -> None:
     """args: weight, codes, scales, minima, n, groups, rows a piece; the weight's rows are groups * 32 long."""
     w, codes, scales, minima, n, groups, piece = args[1], args[2], args[3], args[4], args[5], args[6], args[7]
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         for g in range(start * groups, min(start + piece, n) * groups):
             source = w + 4 * GROUP * g
-            low = high = cpu.vload(source)
+            low = high = ops.vload(source)
             for i in range(LANES, GROUP, LANES):
-                value = cpu.vload(source + 4 * i)
-                low, high = cpu.vmin(low, value), cpu.vmax(high, value)
-            least = cpu.vbottom(low)
+                value = ops.vload(source + 4 * i)
+                low, high = ops.vmin(low, value), ops.vmax(high, value)
+            least = ops.vbottom(low)
             # Codes are found with the rounded scale and minimum, those that decoding will use.
-            cpu.hstore(scales + 2 * g, (cpu.vtop(high) - least) / 15)
-            cpu.hstore(minima + 2 * g, least)
-            scale, minimum = cpu.hload(scales + 2 * g), cpu.vsplat(cpu.hload(minima + 2 * g))
-            inverse = cpu.vsplat(1 / scale if scale > 0 else 0.0)
+            ops.hstore(scales + 2 * g, (ops.vtop(high) - least) / 15)
+            ops.hstore(minima + 2 * g, least)
+            scale, minimum = ops.hload(scales + 2 * g), ops.vsplat(ops.hload(minima + 2 * g))
+            inverse = ops.vsplat(1 / scale if scale > 0 else 0.0)
             for i in range(0, GROUP // 2, LANES):
-                first = cpu.vround(cpu.vmul(cpu.vsub(cpu.vload(source + 4 * i), minimum), inverse))
-                second = cpu.vround(cpu.vmul(cpu.vsub(cpu.vload(source + 64 + 4 * i), minimum), inverse))
-                first = cpu.vmin(cpu.vmax(first, cpu.vsplat(0.0)), cpu.vsplat(15.0))
-                second = cpu.vmin(cpu.vmax(second, cpu.vsplat(0.0)), cpu.vsplat(15.0))
-                cpu.vstore_codes(codes + 16 * g + i, first, second)
+                first = ops.vround(ops.vmul(ops.vsub(ops.vload(source + 4 * i), minimum), inverse))
+                second = ops.vround(ops.vmul(ops.vsub(ops.vload(source + 64 + 4 * i), minimum), inverse))
+                first = ops.vmin(ops.vmax(first, ops.vsplat(0.0)), ops.vsplat(15.0))
+                second = ops.vmin(ops.vmax(second, ops.vsplat(0.0)), ops.vsplat(15.0))
+                ops.vstore_codes(codes + 16 * g + i, first, second)
 
 
 def _decode_rows(codes: int, scales: int, minima: int, groups: int, target: int) -> None:
     """Decode `groups` consecutive groups to float32."""
     for g in range(groups):
-        scale, minimum = cpu.vsplat(cpu.hload(scales + 2 * g)), cpu.vsplat(cpu.hload(minima + 2 * g))
+        scale, minimum = ops.vsplat(ops.hload(scales + 2 * g)), ops.vsplat(ops.hload(minima + 2 * g))
         for i in range(0, GROUP // 2, LANES):
             source, place = codes + 16 * g + i, target + 4 * (GROUP * g + i)
-            cpu.vstore(place, cpu.vfma(cpu.vload_low4(source), scale, minimum))
-            cpu.vstore(place + 64, cpu.vfma(cpu.vload_high4(source), scale, minimum))
+            ops.vstore(place, ops.vfma(ops.vload_low4(source), scale, minimum))
+            ops.vstore(place + 64, ops.vfma(ops.vload_high4(source), scale, minimum))
 
 
 def _quantize_row(x: int, groups: int, codes: int, scales: int, sums: int) -> None:
@@ -95,41 +95,41 @@ def _quantize_row(x: int, groups: int, codes: int, scales: int, sums: int) -> No
     product is that of sum w (x - rounded x). With the exact sum it would be sum (w - minimum) (x - rounded
     x), 2.5 times as much.
     """
-    zero = cpu.vsplat(0.0)
+    zero = ops.vsplat(0.0)
     for g in range(groups):
         source = x + 4 * GROUP * g
         size = total = zero
         for i in range(0, 4 * GROUP, 4 * LANES):
-            value = cpu.vload(source + i)
-            size = cpu.vmax(size, cpu.vmax(value, cpu.vsub(zero, value)))
-        top = cpu.vtop(size)
-        inverse = cpu.vsplat(127 / top if top > 0 else 0.0)
+            value = ops.vload(source + i)
+            size = ops.vmax(size, ops.vmax(value, ops.vsub(zero, value)))
+        top = ops.vtop(size)
+        inverse = ops.vsplat(127 / top if top > 0 else 0.0)
         for i in range(0, GROUP, LANES):
-            code = cpu.vround(cpu.vmul(cpu.vload(source + 4 * i), inverse))
-            total = cpu.vadd(total, code)
-            cpu.vstore_int8(codes + GROUP * g + i, code)
-        cpu.sstore(scales + 4 * g, top / 127)
-        cpu.sstore(sums + 4 * g, top / 127 * cpu.vsum(total))
+            code = ops.vround(ops.vmul(ops.vload(source + 4 * i), inverse))
+            total = ops.vadd(total, code)
+            ops.vstore_int8(codes + GROUP * g + i, code)
+        ops.sstore(scales + 4 * g, top / 127)
+        ops.sstore(sums + 4 * g, top / 127 * ops.vsum(total))
 
 
 def _scale_row(scales: int, factors: int, groups: int, target: int) -> None:
     """target[g] = scales[g] (float16) * factors[g]."""
     whole = groups // LANES * LANES
     for g in range(0, whole, LANES):
-        cpu.vstore(target + 4 * g, cpu.vmul(cpu.vload_half(scales + 2 * g), cpu.vload(factors + 4 * g)))
+        ops.vstore(target + 4 * g, ops.vmul(ops.vload_half(scales + 2 * g), ops.vload(factors + 4 * g)))
     for g in range(whole, groups):
-        cpu.sstore(target + 4 * g, cpu.hload(scales + 2 * g) * cpu.sload(factors + 4 * g))
+        ops.sstore(target + 4 * g, ops.hload(scales + 2 * g) * ops.sload(factors + 4 * g))
 
 
 def _shift(minima: int, sums: int, groups: int) -> float:
     """The sum over g of minima[g] (float16) * sums[g]."""
     whole = groups // LANES * LANES
-    total = cpu.vsplat(0.0)
+    total = ops.vsplat(0.0)
     for g in range(0, whole, LANES):
-        total = cpu.vfma(cpu.vload_half(minima + 2 * g), cpu.vload(sums + 4 * g), total)
-    result = cpu.vsum(total)
+        total = ops.vfma(ops.vload_half(minima + 2 * g), ops.vload(sums + 4 * g), total)
+    result = ops.vsum(total)
     for g in range(whole, groups):
-        result += cpu.hload(minima + 2 * g) * cpu.sload(sums + 4 * g)
+        result += ops.hload(minima + 2 * g) * ops.sload(sums + 4 * g)
     return result
 
 
@@ -140,7 +140,7 @@ def _single_kernel(args: Any) -> None:
     x, codes, scales, minima, bias, y, n, groups, piece, threads, run = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11],
     )  # fmt: skip
-    ticket = cpu.take(args, 0)
+    ticket = ops.take(args, 0)
     steps = args[12] + ticket * args[13]
     sums = steps + 4 * groups
     factors = sums + 4 * groups
@@ -149,7 +149,7 @@ def _single_kernel(args: Any) -> None:
     for turn in range(threads):
         part = (ticket + turn) % threads
         while True:
-            start = cpu.take(args, 14 + part) * piece
+            start = ops.take(args, 14 + part) * piece
             if start >= run:
                 break
             for j in range(part * STREAMS * run + start, part * STREAMS * run + min(start + piece, run)):
@@ -165,8 +165,8 @@ def _single_kernel(args: Any) -> None:
                         place = factors + 4 * groups * ((i - j) // run)
                         code_dot(1, 4, codes + 16 * groups * i, 0, whole, 0, y + 4 * i, 0, groups, place)
                 for i in range(j, min(n, j + STREAMS * run), run):
-                    value = cpu.sload(y + 4 * i) + shift(minima + 2 * groups * i, sums, groups)
-                    cpu.sstore(y + 4 * i, value if bias == 0 else value + cpu.sload(bias + 4 * i))
+                    value = ops.sload(y + 4 * i) + shift(minima + 2 * groups * i, sums, groups)
+                    ops.sstore(y + 4 * i, value if bias == 0 else value + ops.sload(bias + 4 * i))
 
 
 def emit_code_dot(
@@ -209,7 +209,7 @@ def emit_code_dot(
         return result
 
     zero = [ir.Constant(floats, [0.0] * 8)] * rows
-    totals = cpu.loop(builder, ir.Constant(i64, 0), groups, 1, zero, body)
+    totals = ops.emit_loop(builder, ir.Constant(i64, 0), groups, 1, zero, body)
     for total, target in zip(totals, ops.emit_rows(builder, y, ldy, rows), strict=True):
         part = builder.fadd(*(ops.emit_shuffle(builder, total, total, lanes) for lanes in (range(4), range(4, 8))))
         part = builder.fadd(*(ops.emit_shuffle(builder, part, part, lanes) for lanes in ((0, 1), (2, 3))))
@@ -222,22 +222,22 @@ def _linear_kernel(args: Any) -> None:
     x, codes, scales, minima, bias, y, m, n, groups, piece = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10],
     )  # fmt: skip
-    scratch = args[11] + cpu.take(args, 13) * args[12]
+    scratch = args[11] + ops.take(args, 13) * args[12]
     k = groups * GROUP
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         stop = min(start + piece, n)
         for j in range(start, stop, BLOCK):
             count, g = min(BLOCK, stop - j), j * groups
             decode_rows(codes + 16 * g, scales + 2 * g, minima + 2 * g, count * groups, scratch)
-            tile_rows(x, 4 * k, m, scratch, 4 * k, count, y + 4 * j, 4 * n, k)
+            tiles.rows_times_weight(x, 4 * k, m, scratch, 4 * k, count, y + 4 * j, 4 * n, k)
         if bias != 0:
             for i in range(m):
                 for j in range(start, stop):
                     place = y + 4 * (i * n + j)
-                    cpu.sstore(place, cpu.sload(place) + cpu.sload(bias + 4 * j))
+                    ops.sstore(place, ops.sload(place) + ops.sload(bias + 4 * j))
 
 
 def _decode_kernel(args: Any) -> None:
@@ -246,11 +246,11 @@ def _decode_kernel(args: Any) -> None:
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8],
     )  # fmt: skip
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         for j in range(start, min(start + piece, n)):
-            g = (j if ids == 0 else cpu.iload64(ids + 8 * j)) * groups
+            g = (j if ids == 0 else ops.iload64(ids + 8 * j)) * groups
             decode_rows(codes + 16 * g, scales + 2 * g, minima + 2 * g, groups, target + 4 * GROUP * j * groups)
 
 
@@ -258,15 +258,15 @@ def load() -> dict[str, Any]:
     """Compile or load the kernels of this module."""
     global LANES, decode_rows, quantize_row, scale_row, shift, code_dot, tile_rows
     if not _kernels:
-        cpu.load_linear()
-        LANES, tile_rows = cpu.LANES, cpu.tile_rows
-        decode_rows, quantize_row = cpu.inner(_decode_rows), cpu.inner(_quantize_row)
-        scale_row, shift = cpu.inner(_scale_row), cpu.inner(_shift)
-        code_dot = cpu.tile_operation(8, emit_code_dot)
+        runtime.load()
+        LANES = ops.LANES
+        decode_rows, quantize_row = runtime.inner(_decode_rows), runtime.inner(_quantize_row)
+        scale_row, shift = runtime.inner(_scale_row), runtime.inner(_shift)
+        code_dot = tiles.tile_operation(8, emit_code_dot)
         functions: list[Callable[..., None]] = [_quantize_kernel, _linear_kernel, _decode_kernel]
-        if cpu.HAS_AVX2:
+        if True:
             functions.append(_single_kernel)
-        _kernels.update({function.__name__: cpu.compile_kernel(function) for function in functions})
+        _kernels.update({function.__name__: runtime.compile_kernel(function) for function in functions})
     return _kernels
 
 
@@ -281,7 +281,7 @@ def quantize(weight: torch.Tensor) -> Packed:
     source = source.contiguous()
     codes = torch.empty(n, groups * 16, dtype=torch.uint8)
     scales, minima = (torch.empty(n, groups, dtype=torch.float16) for _ in range(2))
-    cpu.launch(
+    runtime.launch(
         load()["_quantize_kernel"], torch.get_num_threads(), source.data_ptr(), codes.data_ptr(), scales.data_ptr(),
         minima.data_ptr(), n, groups, 16,
     )  # fmt: skip
@@ -292,7 +292,7 @@ def _decode(packed: Packed, first: int, n: int, ids: torch.Tensor | None = None)
     """Rows first .. first + n (or those of ids) as float32 [n, groups * 32]."""
     groups = packed.scales.shape[1]
     target = torch.empty(n, groups * GROUP)
-    cpu.launch(
+    runtime.launch(
         load()["_decode_kernel"], torch.get_num_threads() if n * groups > 2048 else 1,
         packed.codes.data_ptr() + 16 * groups * first, packed.scales.data_ptr() + 2 * groups * first,
         packed.minima.data_ptr() + 2 * groups * first, target.data_ptr(), 0 if ids is None else ids.data_ptr(),
@@ -329,18 +329,17 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         x.data_ptr(), packed.codes.data_ptr(), packed.scales.data_ptr(), packed.minima.data_ptr(),
         0 if bias is None else bias.data_ptr(), y.data_ptr(),
     )  # fmt: skip
-    if m == 1 and cpu.HAS_AVX2:
+    if m == 1 and True:
         size = (groups * (GROUP + 8 + 4 * STREAMS) + 127) & -64
-        cpu.launch(
+        runtime.launch(
             kernels["_single_kernel"], threads, *places, n, groups, 16, threads, -(-n // (threads * STREAMS)),
-            cpu.scratch_address(threads * size), size, *((0,) * threads),
+            runtime.scratch_address(threads * size), size, *((0,) * threads),
         )  # fmt: skip
         return y
     size = 4 * groups * GROUP * BLOCK + 64
     piece = max(BLOCK, min(64, n // (4 * threads)) & -BLOCK)
-    cpu.launch(
-        kernels["_linear_kernel"], threads, *places, m, n, groups, piece, cpu.scratch_address(threads * size), size, 0
-    )
+    scratch = runtime.scratch_address(threads * size)
+    runtime.launch(kernels["_linear_kernel"], threads, *places, m, n, groups, piece, scratch, size, 0)
     return y
 
 
@@ -349,10 +348,10 @@ def _large(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None) -> torch.
     n = packed.shape[0]
     step = max(BLOCK, _DECODED_ELEMENTS // x.shape[1])
     if step >= n:
-        return cpu.linear(x, _decode(packed, 0, n), bias)
+        return torch.nn.functional.linear(x, _decode(packed, 0, n), bias)
     y = x.new_empty((x.shape[0], n))
     for first in range(0, n, step):
         stop = min(first + step, n)
         part = None if bias is None else bias[first:stop]
-        y[:, first:stop] = cpu.linear(x, _decode(packed, first, stop - first), part)
+        y[:, first:stop] = torch.nn.functional.linear(x, _decode(packed, first, stop - first), part)
     return y

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from llmkit_kernels import cpu_linear as cpu
 
+from llmkit.jit import runtime, tiles
+from llmkit.jit import vector as ops
 from llmkit_quantization import cpu_int4
 
 GROUP = 32
@@ -31,7 +32,6 @@ decode_rows: Any = None  # inner functions, bound by load()
 quantize_row: Any = None
 scale_row: Any = None
 code_dot: Any = None
-tile_rows: Any = None
 
 
 @dataclass(frozen=True)
@@ -51,33 +51,33 @@ class Packed:
 def _quantize_kernel(args: Any) -> None:
     """args: weight, codes, scales, n, groups, rows a piece; the weight's rows are groups * 32 long."""
     w, codes, scales, n, groups, piece = args[1], args[2], args[3], args[4], args[5], args[6]
-    zero, limit = cpu.vsplat(0.0), cpu.vsplat(127.0)
-    least = cpu.vsub(zero, limit)
+    zero, limit = ops.vsplat(0.0), ops.vsplat(127.0)
+    least = ops.vsub(zero, limit)
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         for g in range(start * groups, min(start + piece, n) * groups):
             source = w + 4 * GROUP * g
             size = zero
             for i in range(0, GROUP, LANES):
-                value = cpu.vload(source + 4 * i)
-                size = cpu.vmax(size, cpu.vmax(value, cpu.vsub(zero, value)))
+                value = ops.vload(source + 4 * i)
+                size = ops.vmax(size, ops.vmax(value, ops.vsub(zero, value)))
             # Codes are found with the rounded scale, the one that decoding will use.
-            cpu.hstore(scales + 2 * g, cpu.vtop(size) / 127)
-            scale = cpu.hload(scales + 2 * g)
-            inverse = cpu.vsplat(1 / scale if scale > 0 else 0.0)
+            ops.hstore(scales + 2 * g, ops.vtop(size) / 127)
+            scale = ops.hload(scales + 2 * g)
+            inverse = ops.vsplat(1 / scale if scale > 0 else 0.0)
             for i in range(0, GROUP, LANES):
-                code = cpu.vround(cpu.vmul(cpu.vload(source + 4 * i), inverse))
-                cpu.vstore_int8(codes + GROUP * g + i, cpu.vmax(cpu.vmin(code, limit), least))
+                code = ops.vround(ops.vmul(ops.vload(source + 4 * i), inverse))
+                ops.vstore_int8(codes + GROUP * g + i, ops.vmax(ops.vmin(code, limit), least))
 
 
 def _decode_rows(codes: int, scales: int, groups: int, target: int) -> None:
     """Decode `groups` consecutive groups to float32."""
     for g in range(groups):
-        scale = cpu.vsplat(cpu.hload(scales + 2 * g))
+        scale = ops.vsplat(ops.hload(scales + 2 * g))
         for i in range(GROUP * g, GROUP * g + GROUP, LANES):
-            cpu.vstore(target + 4 * i, cpu.vmul(cpu.vload_int8(codes + i), scale))
+            ops.vstore(target + 4 * i, ops.vmul(ops.vload_int8(codes + i), scale))
 
 
 def _single_kernel(args: Any) -> None:
@@ -87,7 +87,7 @@ def _single_kernel(args: Any) -> None:
     x, codes, scales, bias, y, n, groups, piece, threads, run = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10],
     )  # fmt: skip
-    ticket = cpu.take(args, 0)
+    ticket = ops.take(args, 0)
     steps = args[11] + ticket * args[12]
     sums = steps + 4 * groups
     factors = sums + 4 * groups
@@ -96,7 +96,7 @@ def _single_kernel(args: Any) -> None:
     for turn in range(threads):
         part = (ticket + turn) % threads
         while True:
-            start = cpu.take(args, 13 + part) * piece
+            start = ops.take(args, 13 + part) * piece
             if start >= run:
                 break
             for j in range(part * STREAMS * run + start, part * STREAMS * run + min(start + piece, run)):
@@ -113,7 +113,7 @@ def _single_kernel(args: Any) -> None:
                         code_dot(1, 8, codes + GROUP * groups * i, 0, whole, 0, y + 4 * i, 0, groups, place)
                 if bias != 0:
                     for i in range(j, min(n, j + STREAMS * run), run):
-                        cpu.sstore(y + 4 * i, cpu.sload(y + 4 * i) + cpu.sload(bias + 4 * i))
+                        ops.sstore(y + 4 * i, ops.sload(y + 4 * i) + ops.sload(bias + 4 * i))
 
 
 def _linear_kernel(args: Any) -> None:
@@ -121,22 +121,22 @@ def _linear_kernel(args: Any) -> None:
     x, codes, scales, bias, y, m, n, groups, piece = (
         args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9],
     )  # fmt: skip
-    scratch = args[10] + cpu.take(args, 12) * args[11]
+    scratch = args[10] + ops.take(args, 12) * args[11]
     k = groups * GROUP
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         stop = min(start + piece, n)
         for j in range(start, stop, BLOCK):
             count, g = min(BLOCK, stop - j), j * groups
             decode_rows(codes + GROUP * g, scales + 2 * g, count * groups, scratch)
-            tile_rows(x, 4 * k, m, scratch, 4 * k, count, y + 4 * j, 4 * n, k)
+            tiles.rows_times_weight(x, 4 * k, m, scratch, 4 * k, count, y + 4 * j, 4 * n, k)
         if bias != 0:
             for i in range(m):
                 for j in range(start, stop):
                     place = y + 4 * (i * n + j)
-                    cpu.sstore(place, cpu.sload(place) + cpu.sload(bias + 4 * j))
+                    ops.sstore(place, ops.sload(place) + ops.sload(bias + 4 * j))
 
 
 def _decode_kernel(args: Any) -> None:
@@ -145,11 +145,11 @@ def _decode_kernel(args: Any) -> None:
         args[1], args[2], args[3], args[4], args[5], args[6], args[7],
     )  # fmt: skip
     while True:
-        start = cpu.take(args, 0) * piece
+        start = ops.take(args, 0) * piece
         if start >= n:
             break
         for j in range(start, min(start + piece, n)):
-            g = (j if ids == 0 else cpu.iload64(ids + 8 * j)) * groups
+            g = (j if ids == 0 else ops.iload64(ids + 8 * j)) * groups
             decode_rows(codes + GROUP * g, scales + 2 * g, groups, target + 4 * GROUP * j * groups)
 
 
@@ -158,12 +158,12 @@ def load() -> dict[str, Any]:
     global LANES, decode_rows, quantize_row, scale_row, code_dot, tile_rows
     if not _kernels:
         cpu_int4.load()
-        LANES, tile_rows, decode_rows = cpu.LANES, cpu.tile_rows, cpu.inner(_decode_rows)
+        LANES, tile_rows, decode_rows = ops.LANES, tiles.rows_times_weight, runtime.inner(_decode_rows)
         quantize_row, scale_row, code_dot = cpu_int4.quantize_row, cpu_int4.scale_row, cpu_int4.code_dot
         functions: list[Callable[..., None]] = [_quantize_kernel, _linear_kernel, _decode_kernel]
-        if cpu.HAS_AVX2:
+        if True:
             functions.append(_single_kernel)
-        _kernels.update({function.__name__: cpu.compile_kernel(function) for function in functions})
+        _kernels.update({function.__name__: runtime.compile_kernel(function) for function in functions})
     return _kernels
 
 
@@ -177,7 +177,7 @@ def quantize(weight: torch.Tensor) -> Packed:
     source = source.contiguous()
     codes = torch.empty(n, groups * GROUP, dtype=torch.int8)
     scales = torch.empty(n, groups, dtype=torch.float16)
-    cpu.launch(
+    runtime.launch(
         load()["_quantize_kernel"], torch.get_num_threads(), source.data_ptr(), codes.data_ptr(), scales.data_ptr(),
         n, groups, 16,
     )  # fmt: skip
@@ -188,7 +188,7 @@ def _decode(packed: Packed, first: int, n: int, ids: torch.Tensor | None = None)
     """Rows first .. first + n (or those of ids) as float32 [n, groups * 32]."""
     groups = packed.scales.shape[1]
     target = torch.empty(n, groups * GROUP)
-    cpu.launch(
+    runtime.launch(
         load()["_decode_kernel"], torch.get_num_threads() if n * groups > 2048 else 1,
         packed.codes.data_ptr() + GROUP * groups * first, packed.scales.data_ptr() + 2 * groups * first,
         target.data_ptr(), 0 if ids is None else ids.data_ptr(),
@@ -225,18 +225,17 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         x.data_ptr(), packed.codes.data_ptr(), packed.scales.data_ptr(), 0 if bias is None else bias.data_ptr(),
         y.data_ptr(),
     )  # fmt: skip
-    if m == 1 and cpu.HAS_AVX2:
+    if m == 1 and True:
         size = (groups * (GROUP + 8 + 4 * STREAMS) + 127) & -64
-        cpu.launch(
+        runtime.launch(
             kernels["_single_kernel"], threads, *places, n, groups, 16, threads, -(-n // (threads * STREAMS)),
-            cpu.scratch_address(threads * size), size, *((0,) * threads),
+            runtime.scratch_address(threads * size), size, *((0,) * threads),
         )  # fmt: skip
         return y
     size = 4 * groups * GROUP * BLOCK + 64
     piece = max(BLOCK, min(64, n // (4 * threads)) & -BLOCK)
-    cpu.launch(
-        kernels["_linear_kernel"], threads, *places, m, n, groups, piece, cpu.scratch_address(threads * size), size, 0
-    )
+    scratch = runtime.scratch_address(threads * size)
+    runtime.launch(kernels["_linear_kernel"], threads, *places, m, n, groups, piece, scratch, size, 0)
     return y
 
 
@@ -245,10 +244,10 @@ def _large(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None) -> torch.
     n = packed.shape[0]
     step = max(BLOCK, _DECODED_ELEMENTS // x.shape[1])
     if step >= n:
-        return cpu.linear(x, _decode(packed, 0, n), bias)
+        return torch.nn.functional.linear(x, _decode(packed, 0, n), bias)
     y = x.new_empty((x.shape[0], n))
     for first in range(0, n, step):
         stop = min(first + step, n)
         part = None if bias is None else bias[first:stop]
-        y[:, first:stop] = cpu.linear(x, _decode(packed, first, stop - first), part)
+        y[:, first:stop] = torch.nn.functional.linear(x, _decode(packed, first, stop - first), part)
     return y

