@@ -130,6 +130,14 @@ def test_config_show_names_every_source(llmkit, tmp_path, monkeypatch):
     assert rows["model.dtype"]["source"] == "default"
 
 
+def test_plugins_of_one_kind(llmkit):
+    _, out, _ = llmkit("plugins", "list", "scheduler")
+    assert "fcfs" in out
+    assert "attention" not in out
+    _, out, _ = llmkit("plugins", "list", "connector")
+    assert out.startswith("connector")
+
+
 def test_plugins_list_and_inspect_as_json(llmkit):
     _, out, _ = llmkit("plugins", "list", "--json")
     names = {(row["kind"], row["name"]) for row in json.loads(out)}
@@ -180,7 +188,7 @@ def test_bench_on_a_small_shape(llmkit, tmp_path, monkeypatch):
     tiny = {**shapes.SHAPES["smollm2-135m"], "num_hidden_layers": 1, "vocab_size": 128}
     monkeypatch.setitem(shapes.SHAPES, "tiny", tiny)
     monkeypatch.setattr(workloads, "workload", lambda *_: [workloads.WorkItem([5, 6, 7], 4)] * 2)
-    for what in ("latency", "throughput"):
+    for what in ("latency", "throughput", "startup"):
         result = tmp_path / f"{what}.json"
         flags = ["--runs", "1", "--json", "--output", str(result), "--dtype", "float32", "--num-blocks", "64"]
         code, out, err = llmkit("bench", what, "--shape", "tiny", *flags)

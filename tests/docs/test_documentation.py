@@ -37,6 +37,16 @@ def test_no_marker_is_left_over(page, render):
     assert "{{" not in render(page)
 
 
+def test_the_tutorial_includes_every_file_of_its_package():
+    """As snippets in the one spelling that mkdocs knows: a formatter that touches them leaves the page without code."""
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    included = re.findall(r'^--8<-- "(.+)"$', text, re.MULTILINE)
+    assert all((ROOT / path).is_file() for path in included)
+    package = ROOT / "examples" / "llmkit-shortest-first"
+    files = {"pyproject.toml", *(path.relative_to(package).as_posix() for path in package.glob("src/*/*.py"))}
+    assert {(ROOT / path).relative_to(package).as_posix() for path in included} == files
+
+
 def test_the_kinds_table_lists_every_kind(render):
     page = render("plugins/index.md")
     for kind in KINDS:

@@ -50,7 +50,7 @@ def list_plugins(
         return
     for shown in KINDS:
         here = [row for row in rows if row.kind == shown.name]
-        if not here and kind is None:
+        if not here and kind != shown.name:
             continue
         flag = f" ({shown.flag})" if shown.flag else ""
         typer.secho(f"{shown.name}{flag}: {shown.summary}", bold=True)
