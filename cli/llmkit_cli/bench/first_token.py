@@ -1,6 +1,6 @@
 """The child of `llmkit bench startup`: build an engine, generate one token, say so, report the peak memory.
 
-Usage: python -m llmkit_cli.bench.first_token SETTINGS_JSON, where settings are the keyword arguments of `LLM`.
+Usage: python -m llmkit_cli.bench.first_token CONFIG_JSON, where the configuration is that of `EngineConfig`.
 Prints a JSON line when the first token is there.
 """
 
@@ -23,12 +23,11 @@ def peak_resident_mib() -> float | None:
 
 
 def main() -> None:
-    from llmkit import LLM, SamplingParams
+    from llmkit import LLM, EngineConfig, SamplingParams
     from llmkit_cli.bench.measure import vocabulary_of
     from llmkit_cli.bench.workloads import workload
 
-    settings = json.loads(sys.argv[1])
-    llm = LLM(**settings)
+    llm = LLM(config=EngineConfig.model_validate_json(sys.argv[1]))
     item = workload("start-32", vocabulary_of(llm))[0]
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False)
     llm.generate([{"prompt_token_ids": item.prompt}], params, use_tqdm=False)
