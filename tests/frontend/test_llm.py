@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import pytest
 
@@ -12,9 +14,13 @@ from llmkit import (
     InvalidRequestError,
     ModelError,
     PluginError,
+    PluginInfo,
+    Registry,
     RequestOptions,
     SamplingParams,
+    hookimpl,
 )
+from llmkit.kv_cache.events import AllBlocksCleared, BlockStored
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -195,3 +201,59 @@ def test_extensions_are_told():
 def test_settings_that_cannot_work(changes, error, words):
     with pytest.raises(error, match=words):
         tiny(**changes)
+
+
+def test_metrics_of_a_request(llm):
+    metrics = llm.generate([1, 2, 3], FREE)[0].metrics
+    times = [metrics.arrival_time, metrics.first_scheduled_time, metrics.first_token_time]
+    times += [metrics.last_token_time, metrics.finished_time]
+    assert times == sorted(times)
+    assert metrics.num_preemptions == 0
+
+
+def test_preemptions_are_counted_in_the_metrics():
+    with tiny(num_blocks=5, max_model_len=64, enable_prefix_caching=False) as small:
+        params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1)
+        outputs = small.generate([[1] * 20, [2] * 20], params)
+        counts = [output.metrics.num_preemptions for output in outputs]
+        assert sum(counts) == small.stats().num_preemptions > 0
+
+
+class KVWatcher:
+    """An extension of a program that embeds llmkit: mirrors what the prefix cache holds."""
+
+    info = PluginInfo("watches the prefix cache")
+    events: ClassVar[list[object]] = []
+
+    @staticmethod
+    @hookimpl
+    def llmkit_kv_event(event):
+        KVWatcher.events.append(event)
+
+
+def test_kv_events_reach_an_extension():
+    registry = Registry.discover()
+    registry.register("extension", "watcher", KVWatcher)
+    KVWatcher.events.clear()
+    with tiny(registry=registry, extensions=["watcher"], block_size=16) as watched:
+        watched.generate(list(range(10, 50)), FREE)
+        (stored,) = KVWatcher.events
+        assert isinstance(stored, BlockStored)
+        assert (stored.token_ids, stored.block_size, len(stored.block_hashes)) == (list(range(10, 42)), 16, 2)
+        assert stored.parent_block_hash is None
+        assert watched.reset_prefix_cache()
+        assert isinstance(KVWatcher.events[-1], AllBlocksCleared)
+
+
+def test_calls_of_plugins_are_counted():
+    registry = Registry.discover()
+    registry.register("extension", "watcher", KVWatcher)
+    with tiny(registry=registry, extensions=["watcher"], **{"scheduler.policy": "priority"}) as watched:
+        watched.generate([[1, 2, 3], [4, 5, 6]], FREE)
+        timings = {(timing.kind, timing.name): timing for timing in watched.plugin_timings()}
+    policy = timings["scheduler", "priority"]
+    assert policy.import_seconds > 0
+    assert policy.create_seconds > 0
+    assert policy.calls["add"].calls == policy.calls["pop"].calls == 2
+    assert policy.calls["peek"].seconds > 0
+    assert ("scheduler", "fcfs") not in timings

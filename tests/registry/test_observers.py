@@ -27,6 +27,9 @@ def llmkit_engine_stopped(): seen.append("stopped")
 
 @hookimpl
 def llmkit_step_finished(): seen.append("step")
+
+@hookimpl
+def llmkit_kv_event(event): seen.append(event)
 """
 
 BAD = """
@@ -63,8 +66,11 @@ def test_observers_are_told(registry: Registry, cpu: Any) -> None:
     observer.llmkit_engine_started(config=config)
     observer.llmkit_step_finished(stats=1)  # type: ignore[arg-type]
     observer.llmkit_request_finished(request=2)  # type: ignore[arg-type]
+    observer.llmkit_kv_event(event="stored")  # type: ignore[arg-type]
     observer.llmkit_engine_stopped()
-    assert watcher.seen == [("started", config), "step", "stopped"]
+    assert watcher.seen == [("started", config), "step", "stored", "stopped"]
+    assert observer.implements("llmkit_kv_event")
+    assert not observer.implements("llmkit_request_finished")
     assert registry.selections[-1].name == "watch"
     timing = registry.timings.find("extension", "watch")
     assert timing is not None

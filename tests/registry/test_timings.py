@@ -31,3 +31,10 @@ def test_timings_by_plugin() -> None:
     assert timings.sampled(row, "victim", lambda: 5, every=2)() == 5
     assert timings.of(row).calls["victim"].calls == 1
     assert [timing.name for timing in timings] == ["x"]
+    assert timings.find("scheduler", "x", "llmkit-x") is timings.of(row)
+    assert timings.find("scheduler", "x", "another") is None
+    timings.of(row).import_seconds = 0.002
+    timings.of(row).calls["peek"] = CallTiming()
+    timings.of(row).calls["peek"].add(0.001)
+    assert timings.of(row).describe().startswith("import 2.0 ms, victim 1 calls")
+    assert timings.of(row).describe().endswith("peek 1 calls 1.0 ms")

@@ -125,9 +125,10 @@ def run_on_engine(what: str, workload: str, measure: Any, bench: dict[str, Any],
             figures = repeat(bench["runs"], lambda: measure(llm, items))
             ceilings = measure_ceilings(llm.config.execution.device, llm.config.model.dtype)
             limits = against_ceilings(ceilings, llm, figures)
+            times = {f"{t.kind}:{t.name}": t.describe() for t in llm.plugin_timings()}
             plugins = {s.kind: f"{s.name} ({s.reason})" for s in llm.engine.prepared.registry.selections}
     result = {"benchmark": what, "model": bench["shape"] or str(engine["model__model"]), "workload": workload}
-    report({**result, "figures": figures, "limits": limits, "plugins": plugins}, bench)
+    report({**result, "figures": figures, "limits": limits, "plugins": plugins, "plugin_times": times}, bench)
 
 
 @app.command()

@@ -170,7 +170,8 @@ def doctor(
         mark, colour = ("ok", typer.colors.GREEN) if row.usable else ("no", typer.colors.YELLOW)
         chosen = " (selected)" if row.selected else ""
         typer.secho(f"{mark}  ", fg=colour, nl=False)
-        typer.echo(f"{row.kind}:{row.name}{chosen}  {row.summary}")
+        imported = "" if row.import_seconds is None else f"  [import {1e3 * row.import_seconds:.1f} ms]"
+        typer.echo(f"{row.kind}:{row.name}{chosen}  {row.summary}{imported}")
         for reason in row.reasons:
             typer.echo(f"      {reason}")
         if row.hint and not row.usable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.executor import Executor
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.scheduler import SchedulerPolicy
-    from llmkit.registry import Observer
+    from llmkit.kv_cache.events import KVEvent
+    from llmkit.registry import CallTiming, Observer
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
         layout = layout_of(report, config)
         executor.allocate(layout)
-        scheduler = Scheduler(config, layout, policy, max_concurrent_steps)
+        scheduler = Scheduler(
+            config, layout, policy, max_concurrent_steps, _kv_listener(observers), _calls_of_policy(prepared)
+        )
         core = EngineCore(scheduler, executor, observers)
     except BaseException:
         executor.close()
@@ -167,6 +171,26 @@ def _policy(prepared: PreparedModel) -> SchedulerPolicy:
     policy = prepared.registry.create("scheduler", prepared.config.scheduler.policy, prepared.environment)
     assert isinstance(policy, SchedulerPolicy)
     return policy
+
+
+def _calls_of_policy(prepared: PreparedModel) -> dict[str, CallTiming] | None:
+    """Where the calls of the policy that was just chosen are counted, see `Registry.timings`."""
+    chosen = next(s for s in reversed(prepared.registry.selections) if s.kind == "scheduler")
+    timing = prepared.registry.timings.find("scheduler", chosen.name, chosen.distribution)
+    return None if timing is None else timing.calls
+
+
+def _kv_listener(observers: Sequence[Observer]) -> Callable[[KVEvent], None] | None:
+    """Takes events of the prefix cache to the extensions that want them; None if there are none."""
+    listening = [observer for observer in observers if observer.implements("llmkit_kv_event")]
+    if not listening:
+        return None
+
+    def tell(event: KVEvent) -> None:
+        for observer in listening:
+            observer.llmkit_kv_event(event)
+
+    return tell
 
 
 def _executor(prepared: PreparedModel) -> Executor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmkit.engine.stats import EngineStats
     from llmkit.execution.setup import LoadProgress
     from llmkit.frontend.tokenizer import Tokenizer
-    from llmkit.registry import Registry
+    from llmkit.registry import PluginTiming, Registry
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -168,6 +168,11 @@ class LLM:
     def stats(self) -> EngineStats:
         """A snapshot of queues, cache and counters. Raises EngineClosedError."""
         return self._running().client.stats()
+
+    def plugin_timings(self) -> tuple[PluginTiming, ...]:
+        """What every plugin that was loaded has cost so far: seconds to import it and to build its object, and calls
+        with their time where they are counted (scheduling policies, extensions). Raises EngineClosedError."""
+        return tuple(self.engine.prepared.registry.timings)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if running requests prevented it. Raises EngineClosedError."""

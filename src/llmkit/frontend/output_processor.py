@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmkit.frontend.answer import Answer
 from llmkit.frontend.input_processor import PreparedRequest
@@ -22,7 +22,10 @@ Mailbox = deque[tuple[int, RequestOutput]]
 
 @dataclass
 class RequestState:
-    """One request's answers so far. Outputs go to `mailbox`, beside the `key` that its owner knows the request by."""
+    """One request's answers so far. Outputs go to `mailbox`, beside the `key` that its owner knows the request by.
+
+    preemptions: by sequence, of those that were preempted.
+    """
 
     prepared: PreparedRequest
     mailbox: Mailbox
@@ -32,6 +35,7 @@ class RequestState:
     metrics: RequestMetrics
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    preemptions: dict[int, int] = field(default_factory=dict)
     error: str | None = None
 
     @property
@@ -93,6 +97,11 @@ class OutputProcessor:
 
     def _apply(self, state: RequestState, output: EngineOutput, now: float) -> bool:
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens)
+        if output.first_scheduled_time is not None:
+            state.metrics.first_scheduled_time = output.first_scheduled_time
+        if output.num_preemptions:
+            state.preemptions[output.index] = output.num_preemptions
+            state.metrics.num_preemptions = sum(state.preemptions.values())
         if output.prompt_logprobs:
             state.prompt_logprobs = (state.prompt_logprobs or []) + [
                 entry and with_decoded_tokens(entry, self._tokenizer) for entry in output.prompt_logprobs

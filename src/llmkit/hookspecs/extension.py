@@ -10,6 +10,7 @@ from llmkit.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.engine.stats import StepStats
+    from llmkit.kv_cache.events import KVEvent
     from llmkit.requests.output import FinishedRequest
 
 
@@ -32,6 +33,16 @@ def llmkit_engine_stopped() -> None:
 @hookspec
 def llmkit_step_finished(stats: StepStats) -> None:
     """A step has been executed and its results applied. Called in the step loop: must be quick.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def llmkit_kv_event(event: KVEvent) -> None:
+    """The content of the prefix cache has changed: blocks can be found (`BlockStored`), are gone (`BlockRemoved`), or
+    all are gone (`AllBlocksCleared`). Called in the step loop, often: must be quick. Events are made only if an active
+    extension implements this hook.
 
     .. versionadded:: 0.1
     """

@@ -125,6 +125,7 @@ KINDS: tuple[PluginKind, ...] = (
             extension.llmkit_engine_started,
             extension.llmkit_engine_stopped,
             extension.llmkit_step_finished,
+            extension.llmkit_kv_event,
             extension.llmkit_request_finished,
         ),
         "extensions",

@@ -12,6 +12,7 @@ from llmkit.registry.timings import Timings
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.engine.stats import StepStats
+    from llmkit.kv_cache.events import KVEvent
     from llmkit.requests.output import FinishedRequest
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ class Observer:
                 adapted = function if implementation.argnames else _without_argument(function)
                 self._functions[hook.__name__] = timings.sampled(plugin.row, hook.__name__, adapted, every=1)
 
+    def implements(self, hook: str) -> bool:
+        """Whether the plugin wants to be told: what costs something to tell is then not even prepared."""
+        return hook in self._functions
+
     def llmkit_engine_started(self, config: EngineConfig) -> None:
         """The engine is ready for requests."""
         self._call("llmkit_engine_started", config)
@@ -50,6 +55,10 @@ class Observer:
     def llmkit_step_finished(self, stats: StepStats) -> None:
         """A step has been executed and its results applied."""
         self._call("llmkit_step_finished", stats)
+
+    def llmkit_kv_event(self, event: KVEvent) -> None:
+        """The content of the prefix cache has changed."""
+        self._call("llmkit_kv_event", event)
 
     def llmkit_request_finished(self, request: FinishedRequest) -> None:
         """A request has ended."""

@@ -21,6 +21,12 @@ class CallTiming:
     timed: int = 0
     seconds: float = 0.0
 
+    def add(self, seconds: float) -> None:
+        """One more call, timed."""
+        self.calls += 1
+        self.timed += 1
+        self.seconds += seconds
+
     @property
     def total_seconds(self) -> float:
         """Time of all calls, estimated from the timed ones."""
@@ -38,6 +44,13 @@ class PluginTiming:
     create_seconds: float | None = None
     calls: dict[str, CallTiming] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """For people: "import 1.9 ms, create 0.1 ms, peek 120 calls 0.2 ms"."""
+        steps = (("import", self.import_seconds), ("create", self.create_seconds))
+        parts = [f"{what} {1e3 * seconds:.1f} ms" for what, seconds in steps if seconds is not None]
+        parts += [f"{name} {c.calls} calls {1e3 * c.total_seconds:.1f} ms" for name, c in self.calls.items()]
+        return ", ".join(parts)
+
 
 @dataclass
 class Timings:
@@ -52,9 +65,10 @@ class Timings:
         """The times of a plugin, to read and to add to."""
         return self._plugins.setdefault(row.identity, PluginTiming(row.kind, row.name, row.distribution))
 
-    def find(self, kind: str, name: str) -> PluginTiming | None:
-        """The times of a plugin by name; None if it was never loaded."""
-        return next((t for t in self if (t.kind, t.name) == (kind, name)), None)
+    def find(self, kind: str, name: str, distribution: str | None = None) -> PluginTiming | None:
+        """The times of a plugin by name (of one distribution, if several offer it); None if it was never loaded."""
+        wanted = (kind, name)
+        return next((t for t in self if (t.kind, t.name) == wanted and distribution in (None, t.distribution)), None)
 
     def sampled(self, row: PluginRow, call: str, function: Callable[P, R], every: int = 16) -> Callable[P, R]:
         """`function`, counting its calls and timing each `every`-th, under the name `call`.

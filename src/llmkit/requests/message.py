@@ -47,6 +47,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     logprobs: one entry per new token, if asked for. prompt_logprobs: entries for the prompt positions that this
     step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
     from the prefix cache, fixed at the first admission. error: message, with finish_reason "error".
+    first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
+    first token and at some ends. num_preemptions: of this sequence, so far.
     """
 
     request_id: str
@@ -58,3 +60,5 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    first_scheduled_time: float | None = None
+    num_preemptions: int = 0

@@ -33,7 +33,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of `time.monotonic()`; None until they do."""
+    """When things happened, in seconds of `time.monotonic()`; None until they do. num_preemptions: of all sequences
+    of the request together."""
 
     arrival_time: float
     first_scheduled_time: float | None = None

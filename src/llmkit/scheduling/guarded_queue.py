@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 from llmkit.errors import PluginError
 from llmkit.hookspecs.scheduler import Load, SchedulerPolicy
+from llmkit.registry.timings import CallTiming
 from llmkit.requests.request import Request, View
 
 logger = logging.getLogger("llmkit.scheduling")
@@ -21,11 +23,12 @@ T = TypeVar("T")
 
 class GuardedQueue:
     """Requests that wait, in the order of `policy`. `num_faults`: answers of the policy that had to be replaced.
+    calls: by name of the policy's method, its calls and their time; a dictionary of the caller's to add to.
 
     Raises PluginError for a policy that preempts in a way the core does not know.
     """
 
-    def __init__(self, policy: SchedulerPolicy) -> None:
+    def __init__(self, policy: SchedulerPolicy, calls: dict[str, CallTiming] | None = None) -> None:
         preemption = getattr(policy, "preemption", "recompute")
         if preemption != "recompute":
             raise PluginError(
@@ -33,6 +36,7 @@ class GuardedQueue:
                 'the core can only preempt by "recompute".'
             )
         self._policy = policy
+        self._calls = {} if calls is None else calls
         self._waiting: dict[View, Request] = {}
         self._faults_seen: set[str] = set()
         self.num_faults = 0
@@ -110,11 +114,15 @@ class GuardedQueue:
         return self._waiting.get(view) if isinstance(view, View) else None
 
     def _call(self, name: str, call: Callable[[], T], default: T) -> T:
+        timing = self._calls.get(name) or self._calls.setdefault(name, CallTiming())
+        start = perf_counter()
         try:
             return call()
         except Exception as error:
             self._fault(name, f"raised {type(error).__name__}: {error}")
             return default
+        finally:
+            timing.add(perf_counter() - start)
 
     def _fault(self, name: str, what: str) -> None:
         self.num_faults += 1

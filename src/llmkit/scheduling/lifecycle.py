@@ -104,6 +104,8 @@ class Lifecycle:
                 finish_reason=reason,
                 num_cached_tokens=request.num_cached_tokens,
                 error=error,
+                first_scheduled_time=request.group.metrics.first_scheduled_time,
+                num_preemptions=request.num_preemptions,
             )
         )
 

@@ -22,6 +22,7 @@ from llmkit.scheduling.step_results import StepResults
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.kv_cache.events import KVEvent
+    from llmkit.registry.timings import CallTiming
 
 
 class Scheduler:
@@ -30,6 +31,8 @@ class Scheduler:
     Plans may be made ahead of results, up to `max_concurrent_steps` of them; results must be applied in the order
     of the plans. The parts, each with its own state: `queue` (who waits), `running` (who runs, slots), `memory`
     (blocks), lifecycle (unfinished requests); the planner and the step results work on them.
+
+    on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
 
     Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
     """
@@ -41,12 +44,13 @@ class Scheduler:
         policy: SchedulerPolicy,
         max_concurrent_steps: int = 1,
         on_event: Callable[[KVEvent], None] | None = None,
+        policy_calls: dict[str, CallTiming] | None = None,
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
         max_model_len = config.model.max_model_len or 0
         self.manager = KVCacheManager(layout, max_model_len=max_model_len, on_event=on_event)
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
-        self.queue = GuardedQueue(policy)
+        self.queue = GuardedQueue(policy, policy_calls)
         self.running = RunningSet(self.limits.max_num_seqs)
         self.memory = SequenceMemory(self.manager)
         self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory)

@@ -52,6 +52,7 @@ class StepResults:
                     index=request.index,
                     new_token_ids=[token],
                     num_cached_tokens=request.num_cached_tokens,
+                    num_preemptions=request.num_preemptions,
                 )
                 if token in request.stop_token_ids or len(token_ids) >= request.stop_at:
                     self._stop(request, token, output)
@@ -77,6 +78,8 @@ class StepResults:
             index=request.index,
             new_token_ids=[],
             num_cached_tokens=request.num_cached_tokens,
+            first_scheduled_time=request.group.metrics.first_scheduled_time,
+            num_preemptions=request.num_preemptions,
         )
         samples = bool(plan.samples[row])
         if row in result.failed or (samples and token < 0):
