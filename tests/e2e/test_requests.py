@@ -80,8 +80,9 @@ def test_any_role_that_the_template_takes(llm):
     assert "<|im_start|>wizard\nhi" in output.prompt
 
 
-def test_unfilled_blocks_are_never_hit(make_llm, ids):
-    """B36: the owner of a shared prefix is aborted between two chunks."""
+@pytest.mark.parametrize("end", ["aborted", "preempted"])
+def test_unfilled_blocks_are_never_hit(make_llm, ids, end):
+    """B36: the owner of a shared prefix is aborted, or preempted, between two chunks."""
     numbers = random.Random(5)
     prefix = [numbers.randrange(100, 40_000) for _ in range(64)]
     llm = make_llm(max_num_batched_tokens=24)
@@ -93,11 +94,18 @@ def test_unfilled_blocks_are_never_hit(make_llm, ids):
     core.add(first)
     core.add(second)
     core.step()
-    core.abort([first.request_id])
-    answer = []
+    (owner,) = core.scheduler.running.snapshot()
+    assert (owner.request_id, owner.num_computed_tokens) == (first.request_id, 24)
+    if end == "aborted":
+        core.abort([first.request_id])
+    else:
+        core.scheduler._lifecycle.preempt(owner)
+    answers = {first.request_id: [], second.request_id: []}
     while core.has_work():
-        answer += [i for output in core.step() for i in output.new_token_ids]
-    assert answer == expected
+        for output in core.step():
+            answers[output.request_id] += output.new_token_ids
+    assert answers[second.request_id] == expected
+    assert answers[first.request_id] == (expected if end == "preempted" else [])
     assert llm.generate([*prefix, 30], params)[0].outputs[0].token_ids == expected
     assert llm.stats().num_free_blocks == llm.stats().num_blocks
 
