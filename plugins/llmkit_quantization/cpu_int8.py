@@ -4,9 +4,8 @@ A group is 32 codes and a float16 scale: 8.5 bits a weight, the precision of GGU
 dequantized Q8_0 weight gives its codes and scales back. Meant for embeddings tied to the last layer, and for
 linear layers. Any n and k: k is padded to a multiple of 32 inside.
 
-A single row of x is rounded to int8 as in `cpu_int4`: its relative error (of norms) against the float64
-product with the dequantized weight is about 5e-3 for normal random x, below 1e-2. More rows keep float32 and
-stay below 1e-5. The error of int8 itself is, for normal random weights, about 5e-3.
+Products are float32 with the dequantized weight: the relative error against float64 is below 1e-5. The error of int8
+itself is, for normal random weights, about 5e-3.
 """
 
 from __future__ import annotations
@@ -19,19 +18,16 @@ import torch
 
 from llmkit.jit import runtime, tiles
 from llmkit.jit import vector as ops
-from llmkit_quantization import cpu_int4
+from llmkit_quantization import cpu_coded
 
 GROUP = 32
+MAX_FEW_ROWS = 16  # rows of x up to which weights are decoded in registers
 MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, for the matrix product
-STREAMS = 4  # rows of the weight that one row of x is multiplied by at once
-BLOCK = 16  # rows of the weight decoded at a time
+BLOCK = 4  # rows of the weight decoded at a time: they fit in the first cache
 _DECODED_ELEMENTS = 4 << 20  # of weight decoded at once for a matrix product: 16 MiB
 LANES = 8  # set by load(), constants of the compiled code
 _kernels: dict[str, Any] = {}
 decode_rows: Any = None  # inner functions, bound by load()
-quantize_row: Any = None
-scale_row: Any = None
-code_dot: Any = None
 
 
 @dataclass(frozen=True)
@@ -80,42 +76,6 @@ def _decode_rows(codes: int, scales: int, groups: int, target: int) -> None:
             ops.vstore(target + 4 * i, ops.vmul(ops.vload_int8(codes + i), scale))
 
 
-def _single_kernel(args: Any) -> None:
-    """args: tickets, x, codes, scales, bias, y, n, groups, rows a piece, threads, rows a run, scratch, its size, then a
-    counter a share. One row of x; shares and runs are those of `cpu_linear._single_kernel`.
-    """
-    x, codes, scales, bias, y, n, groups, piece, threads, run = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10],
-    )  # fmt: skip
-    ticket = ops.take(args, 0)
-    steps = args[11] + ticket * args[12]
-    sums = steps + 4 * groups
-    factors = sums + 4 * groups
-    whole = factors + 4 * groups * STREAMS
-    quantize_row(x, groups, whole, steps, sums)
-    for turn in range(threads):
-        part = (ticket + turn) % threads
-        while True:
-            start = ops.take(args, 13 + part) * piece
-            if start >= run:
-                break
-            for j in range(part * STREAMS * run + start, part * STREAMS * run + min(start + piece, run)):
-                for i in range(STREAMS):
-                    scale_row(scales + 2 * groups * min(j + i * run, n - 1), steps, groups, factors + 4 * groups * i)
-                if j + (STREAMS - 1) * run < n:
-                    code_dot(
-                        STREAMS, 8, codes + GROUP * groups * j, GROUP * groups * run, whole, 4 * groups, y + 4 * j,
-                        4 * run, groups, factors,
-                    )  # fmt: skip
-                else:
-                    for i in range(j, n, run):
-                        place = factors + 4 * groups * ((i - j) // run)
-                        code_dot(1, 8, codes + GROUP * groups * i, 0, whole, 0, y + 4 * i, 0, groups, place)
-                if bias != 0:
-                    for i in range(j, min(n, j + STREAMS * run), run):
-                        ops.sstore(y + 4 * i, ops.sload(y + 4 * i) + ops.sload(bias + 4 * i))
-
-
 def _linear_kernel(args: Any) -> None:
     """args: x, codes, scales, bias, y, m, n, groups, rows a piece, scratch, bytes of scratch a thread, tickets."""
     x, codes, scales, bias, y, m, n, groups, piece = (
@@ -154,15 +114,12 @@ def _decode_kernel(args: Any) -> None:
 
 
 def load() -> dict[str, Any]:
-    """Compile or load the kernels of this module, and of `cpu_int4`, which shares the integer product."""
-    global LANES, decode_rows, quantize_row, scale_row, code_dot, tile_rows
+    """Compile or load the kernels of this module."""
+    global LANES, decode_rows
     if not _kernels:
-        cpu_int4.load()
-        LANES, tile_rows, decode_rows = ops.LANES, tiles.rows_times_weight, runtime.inner(_decode_rows)
-        quantize_row, scale_row, code_dot = cpu_int4.quantize_row, cpu_int4.scale_row, cpu_int4.code_dot
+        runtime.load()
+        LANES, decode_rows = ops.LANES, runtime.inner(_decode_rows)
         functions: list[Callable[..., None]] = [_quantize_kernel, _linear_kernel, _decode_kernel]
-        if True:
-            functions.append(_single_kernel)
         _kernels.update({function.__name__: runtime.compile_kernel(function) for function in functions})
     return _kernels
 
@@ -218,6 +175,8 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
     x = torch.nn.functional.pad(x, (0, groups * GROUP - k)) if k % GROUP else x.contiguous()
     if m > MAX_TILE_ROWS:
         return _large(x, packed, bias)
+    if m <= MAX_FEW_ROWS:
+        return cpu_coded.linear(x, packed.codes, packed.scales, None, bias)
     y = x.new_empty((m, n))
     kernels = _kernels or load()
     threads = torch.get_num_threads() if m * n * k > 65536 else 1
@@ -225,15 +184,8 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         x.data_ptr(), packed.codes.data_ptr(), packed.scales.data_ptr(), 0 if bias is None else bias.data_ptr(),
         y.data_ptr(),
     )  # fmt: skip
-    if m == 1 and True:
-        size = (groups * (GROUP + 8 + 4 * STREAMS) + 127) & -64
-        runtime.launch(
-            kernels["_single_kernel"], threads, *places, n, groups, 16, threads, -(-n // (threads * STREAMS)),
-            runtime.scratch_address(threads * size), size, *((0,) * threads),
-        )  # fmt: skip
-        return y
     size = 4 * groups * GROUP * BLOCK + 64
-    piece = max(BLOCK, min(64, n // (4 * threads)) & -BLOCK)
+    piece = max(BLOCK, min(64, n // (4 * threads)) & -16)
     scratch = runtime.scratch_address(threads * size)
     runtime.launch(kernels["_linear_kernel"], threads, *places, m, n, groups, piece, scratch, size, 0)
     return y
@@ -242,7 +194,7 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
 def _large(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None) -> torch.Tensor:
     """Decode blocks of rows and multiply by them with the matrix product for float32; x is padded already."""
     n = packed.shape[0]
-    step = max(BLOCK, _DECODED_ELEMENTS // x.shape[1])
+    step = max(16, _DECODED_ELEMENTS // x.shape[1])
     if step >= n:
         return torch.nn.functional.linear(x, _decode(packed, 0, n), bias)
     y = x.new_empty((x.shape[0], n))

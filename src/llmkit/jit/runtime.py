@@ -27,6 +27,8 @@ import torch
 from llmkit.cache_folder import cache_folder
 from llmkit.jit import tiles, vector
 
+MAX_VALUES = 512  # of `launch`
+
 _lock = threading.RLock()
 _parallel: Callable[..., None] | None = None
 _loaded = False
@@ -45,8 +47,17 @@ def load() -> None:
             _loaded = True
 
 
-def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...] = ()) -> Any:
-    """Compile (or load from the cache) `function(args: int64*)`; its machine address is `.address`.
+class Kernel:
+    """A compiled kernel. address: of its code. call: runs it on the calling thread, given the address of its args."""
+
+    def __init__(self, code: Any) -> None:
+        self._code = code  # keeps the machine code alive
+        self.address: int = code.address
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+
+def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...] = ()) -> Kernel:
+    """Compile (or load from the cache) `function(args: int64*)`.
 
     helpers: other modules than `llmkit.jit`'s and the function's own whose functions it calls. The cache is
     $NUMBA_CACHE_DIR, else `kernels` in llmkit's cache folder; one that cannot be used is done without.
@@ -62,12 +73,12 @@ def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...
             before = numba.config.CACHE_DIR
             numba.config.CACHE_DIR = str(folder)
             try:
-                return numba.cfunc(signature, cache=True, **options)(function)
+                return Kernel(numba.cfunc(signature, cache=True, **options)(function))
             except (OSError, EOFError, pickle.UnpicklingError):
                 pass  # a full disk or a damaged file: the kernel is compiled in memory
             finally:
                 numba.config.CACHE_DIR = before
-        return numba.cfunc(signature, **options)(function)
+        return Kernel(numba.cfunc(signature, **options)(function))
 
 
 def _cache_path(helpers: tuple[ModuleType, ...]) -> Path | None:
@@ -106,6 +117,8 @@ def _bind_threads() -> None:
 
 
 _buffers = threading.local()
+_arguments = threading.local()  # of launch; a fresh ctypes array costs more than a small kernel
+_packers = [struct.Struct(f"{count + 1}q") for count in range(MAX_VALUES + 1)]
 
 
 def scratch_address(size: int) -> int:
@@ -116,13 +129,18 @@ def scratch_address(size: int) -> int:
     return int(buffer.data_ptr())
 
 
-def launch(kernel: Any, threads: int, *values: int) -> None:
-    """Run `kernel` on `threads` threads with args = [0, *values]; returns when all have finished."""
-    args = (ctypes.c_int64 * (len(values) + 1))(0, *values)
+def launch(kernel: Kernel, threads: int, *values: int) -> None:
+    """Run `kernel` on `threads` threads with args = [0, *values] (at most MAX_VALUES) and wait for them."""
+    try:
+        buffer, address = _arguments.buffer, _arguments.address
+    except AttributeError:
+        buffer = _arguments.buffer = ctypes.create_string_buffer(8 * MAX_VALUES + 8)
+        address = _arguments.address = ctypes.addressof(buffer)
+    _packers[len(values)].pack_into(buffer, 0, 0, *values)
     if threads > 1 and _parallel is not None:
-        _parallel(kernel.address, args, threads, 0)
+        _parallel(kernel.address, address, threads, 0)
     else:
-        kernel.ctypes(ctypes.cast(args, ctypes.POINTER(ctypes.c_int64)))
+        kernel.call(address)
 
 
 @lru_cache(maxsize=256)

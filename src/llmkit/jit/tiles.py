@@ -86,7 +86,7 @@ def _emit_dot_tile(
     main = builder.and_(total, ir.Constant(i64, -4 * ops.LANES))
     start = [ir.Constant(vector, [0.0] * ops.LANES)] * (mr * nr)
     sums = ops.emit_loop(builder, ir.Constant(i64, 0), main, 4 * ops.LANES, start, body(vector))
-    sums = [_fold(builder, sums[i * nr : (i + 1) * nr]) for i in range(mr)]
+    sums = [emit_fold(builder, sums[i * nr : (i + 1) * nr]) for i in range(mr)]
     parts = [builder.extract_element(row, ir.Constant(ir.IntType(32), j)) for row in sums for j in range(nr)]
     parts = ops.emit_loop(builder, main, total, 4, parts, body(single))
     for i, row in enumerate(ops.emit_rows(builder, c, ldc, mr)):
@@ -95,7 +95,7 @@ def _emit_dot_tile(
             ops.emit_store(builder, target, parts[i * nr + j])
 
 
-def _fold(builder: Any, values: list[Any]) -> Any:
+def emit_fold(builder: Any, values: list[Any]) -> Any:
     """The sums of the lanes of one or four vectors, as lanes of a vector of four."""
     rows = list(values)
     count = ops.LANES
