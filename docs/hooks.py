@@ -1,8 +1,8 @@
 """MkDocs hook: fills in what is generated from the code, so that the documentation cannot drift from it.
 
 `{{ hooks: KIND }}` becomes the hook specifications of a plugin kind with exact signatures and docstrings,
-`{{ contract: module.Class }}` a class with its methods, `{{ configuration }}` the configuration reference,
-`{{ kinds }}` the table of plugin kinds.
+`{{ contract: module.Class }}` a class with its fields and methods, `{{ function: module.name }}` a function,
+`{{ configuration }}` the configuration reference, `{{ kinds }}` the table of plugin kinds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from llmkit.config.reference import render_reference
 from llmkit.hookspecs.kinds import KINDS, kind_named
 
-MARKER = re.compile(r"^\{\{ *(hooks|contract|configuration|kinds)(?:: *([\w.]+))? *\}\}$", re.MULTILINE)
+MARKER = re.compile(r"^\{\{ *(hooks|contract|function|configuration|kinds)(?:: *([\w.]+))? *\}\}$", re.MULTILINE)
 
 
 def source_without_decorator(function: Any) -> str:
@@ -40,13 +40,21 @@ def render_hooks(kind_name: str) -> str:
     return "\n".join(render_function(hook, 3) for hook in kind_named(kind_name).hooks)
 
 
+def resolve(path: str) -> Any:
+    module_name, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module_name), name)
+
+
 def render_contract(path: str) -> str:
-    module_name, _, class_name = path.rpartition(".")
-    cls = getattr(importlib.import_module(module_name), class_name)
-    parts = [f"### `{class_name}`\n\n{inspect.cleandoc(cls.__doc__ or '')}\n"]
+    cls = resolve(path)
+    parts = [f"### `{cls.__name__}`\n\n{inspect.cleandoc(cls.__doc__ or '')}\n"]
+    fields = [f"{name}: {kind}" for name, kind in vars(cls).get("__annotations__", {}).items() if name[0] != "_"]
+    if fields:
+        parts.append("```python\n" + "\n".join(fields) + "\n```\n")
     for name, member in vars(cls).items():
-        if inspect.isfunction(member) and not name.startswith("_"):
-            parts.append(render_function(member, 4))
+        function = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(function) and not name.startswith("_"):
+            parts.append(render_function(function, 4))
     return "\n".join(parts)
 
 
@@ -68,6 +76,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
             return render_hooks(argument)
         if what == "contract":
             return render_contract(argument)
+        if what == "function":
+            return render_function(resolve(argument), 3)
         return render_kinds() if what == "kinds" else render_reference()
 
     return MARKER.sub(fill, markdown)

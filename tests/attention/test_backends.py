@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from llmkit.hookspecs import Environment
-from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery
-from llmkit.testing.paged_attention import PagedPool, dense_attention
+from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery
+from llmkit.testing.attention import SHAPES, STEPS, TOLERANCE, AttentionTrial, check_attention_backend, shaped_layer
+from llmkit.testing.paged_attention import PagedPool
 
 FRONT_DOORS = ["llmkit_attention.torch_reference", "llmkit_attention.cpu"]
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-# heads, kv heads, head size, window, cap
-LAYERS = {
-    "one head": (1, 1, 16, None, None),
-    "grouped": (9, 3, 64, None, None),
-    "multi query": (8, 1, 32, None, None),
-    "multi head": (4, 4, 48, None, None),
-    "wide head": (2, 1, 128, None, None),
-    "window": (4, 2, 32, 7, None),
-    "window of one": (2, 2, 16, 1, None),
-    "window over pages": (6, 2, 64, 40, None),
-    "cap": (4, 2, 64, None, 3.0),
-    "window and cap": (4, 1, 32, 21, 2.0),
-}
 
 
 @pytest.fixture(params=FRONT_DOORS)
@@ -37,68 +24,10 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     return built
 
 
-class Conversation:
-    """Feeds random tokens of several sequences through a backend and through the definition."""
-
-    def __init__(
-        self,
-        backend: AttentionBackend,
-        layer: AttentionLayer,
-        page_size: int,
-        dtype: torch.dtype = torch.float32,
-        kv_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.backend, self.layer, self.dtype, self.kv_dtype = backend, layer, dtype, kv_dtype
-        self.pool = PagedPool(num_pages=1200 // page_size + 12, page_size=page_size, seed=page_size)
-        self.cache = self.pool.caches(backend, [layer], kv_dtype, fill=float("nan"))[0]
-        self.random = torch.Generator().manual_seed(page_size)
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-
-    def draw(self, tokens: int, heads: int) -> torch.Tensor:
-        values = torch.randn(tokens, heads, self.layer.head_size, generator=self.random)
-        return values.to(self.dtype)
-
-    def step(self, rows: list[tuple[int, int]]) -> float:
-        """Largest difference between the two over the step's tokens."""
-        batch = self.pool.step(rows)
-        layer = self.layer
-        query = self.draw(batch.num_tokens, layer.num_heads)
-        # Views with a row stride, as a merged projection gives them.
-        key_value = self.draw(batch.num_tokens, 2 * layer.num_kv_heads)
-        key, value = key_value[:, : layer.num_kv_heads], key_value[:, layer.num_kv_heads :]
-        output = self.backend.forward(layer, query, key, value, self.cache, self.backend.plan(batch))
-        assert output.shape == query.shape
-        assert output.dtype == query.dtype
-        worst = 0.0
-        for r, (sequence, _) in enumerate(rows):
-            part = slice(batch.query_start_loc_np[r], batch.query_start_loc_np[r + 1])
-            for history, new in ((self.keys, key), (self.values, value)):
-                old = history.get(sequence, new[:0])
-                history[sequence] = torch.cat((old, new[part].to(self.kv_dtype).to(new.dtype)))
-            expected = dense_attention(layer, query[part], self.keys[sequence], self.values[sequence])
-            worst = max(worst, (output[part].double() - expected).abs().max().item())
-        return worst
-
-
-def layer_of(name: str) -> AttentionLayer:
-    heads, kv_heads, size, window, cap = LAYERS[name]
-    return AttentionLayer(0, heads, kv_heads, size, size**-0.5, window, cap)
-
-
-STEPS = [
-    [(0, 5), (1, 70), (2, 1)],  # prompts
-    [(0, 1), (1, 3), (2, 17)],  # decode, a few drafts, a chunk
-    [(2, 1), (0, 1), (1, 1)],  # decode, in another order
-    [(3, 33)],
-    [(0, 30), (3, 1), (1, 1)],
-]
-
-
 @pytest.mark.parametrize("page_size", [16, 4, 32])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_agrees_with_the_definition(backend: AttentionBackend, name: str, page_size: int) -> None:
-    run = Conversation(backend, layer_of(name), page_size)
+    run = AttentionTrial(backend, shaped_layer(name), page_size)
     for rows in STEPS:
         assert run.step(rows) < TOLERANCE[torch.float32]
 
@@ -109,19 +38,46 @@ def test_agrees_with_the_definition(backend: AttentionBackend, name: str, page_s
 def test_types_of_model_and_cache(
     backend: AttentionBackend, name: str, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> None:
-    run = Conversation(backend, layer_of(name), 16, dtype, kv_dtype)
+    run = AttentionTrial(backend, shaped_layer(name), 16, dtype, kv_dtype)
     for rows in STEPS:
         assert run.step(rows) < TOLERANCE[dtype]
 
 
+def test_the_conformance_suite_passes(backend: AttentionBackend) -> None:
+    assert check_attention_backend(backend) == 2 * len(SHAPES)
+
+
+@pytest.mark.parametrize("fault", ["drops the window", "forgets the cap", "reads one key too many", "wrong type"])
+def test_the_conformance_suite_sees_a_fault(fault: str) -> None:
+    backend = importlib.import_module("llmkit_attention.torch_reference").llmkit_attention_backend()
+    forward, plan = backend.forward, backend.plan
+
+    def faulty(layer: AttentionLayer, *arguments: Any) -> torch.Tensor:
+        if fault == "drops the window":
+            layer = replace(layer, sliding_window=None)
+        if fault == "forgets the cap":
+            layer = replace(layer, soft_cap=None)
+        output: torch.Tensor = forward(layer, *arguments)
+        return output.double() if fault == "wrong type" else output
+
+    def longer(batch: AttentionBatch) -> Any:
+        if fault == "reads one key too many":
+            batch = replace(batch, seq_lens=batch.seq_lens + 1, seq_lens_np=batch.seq_lens_np + 1)
+        return plan(batch)
+
+    backend.forward, backend.plan = faulty, longer
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        check_attention_backend(backend, dtypes=[torch.float32])
+
+
 def test_a_chunk_longer_than_any_tile(backend: AttentionBackend) -> None:
-    run = Conversation(backend, AttentionLayer(0, 3, 1, 16, 0.3, 100, None), 16)
+    run = AttentionTrial(backend, AttentionLayer(0, 3, 1, 16, 0.3, 100, None), 16)
     assert run.step([(0, 300), (1, 270)]) < TOLERANCE[torch.float32]
     assert run.step([(0, 1), (1, 290)]) < TOLERANCE[torch.float32]
 
 
 def test_negative_slots_are_not_written(backend: AttentionBackend) -> None:
-    layer = layer_of("grouped")
+    layer = shaped_layer("grouped")
     pool = PagedPool(num_pages=8, page_size=16)
     cache = pool.caches(backend, [layer], torch.float32)[0]
     batch = pool.step([(0, 6)])
@@ -138,7 +94,7 @@ def test_negative_slots_are_not_written(backend: AttentionBackend) -> None:
 def test_pages_that_left_the_window_do_not_matter(backend: AttentionBackend) -> None:
     """The table has the null page there, and that holds anything finite."""
     layer = AttentionLayer(0, 4, 2, 16, 0.25, sliding_window=20)
-    run = Conversation(backend, layer, 16)
+    run = AttentionTrial(backend, layer, 16)
     run.step([(0, 70)])
     run.cache[0] = 1e30  # unwritten pages hold NaN here, the null page never does
     run.pool.tables[0][:3] = [0, 0, 0]  # positions 0..47; the next query, at 70, sees 51..70
@@ -147,9 +103,9 @@ def test_pages_that_left_the_window_do_not_matter(backend: AttentionBackend) -> 
 
 
 def test_a_row_does_not_depend_on_its_neighbours(backend: AttentionBackend) -> None:
-    layer = layer_of("grouped")
-    alone = Conversation(backend, layer, 16)
-    crowd = Conversation(backend, layer, 16)
+    layer = shaped_layer("grouped")
+    alone = AttentionTrial(backend, layer, 16)
+    crowd = AttentionTrial(backend, layer, 16)
     query, key, value = (torch.randn(21, heads, 64) for heads in (9, 3, 3))
     first = backend.forward(layer, query, key, value, alone.cache, backend.plan(alone.pool.step([(7, 21)])))
     batch = crowd.pool.step([(1, 40), (7, 21), (2, 1)])

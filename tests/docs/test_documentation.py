@@ -23,13 +23,19 @@ def render():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_hook_has_a_heading_with_its_exact_signature(kind, render):
-    page = render(f"plugins/{kind.name}.md")
+    page = re.split(r"^## Hooks?$", render(f"plugins/{kind.name}.md"), flags=re.MULTILINE)[1]
     for hook in kind.hooks:
         assert re.search(rf"^### `{hook.__name__}`$", page, re.MULTILINE)
         parameters = ", ".join(str(p) for p in inspect.signature(hook).parameters.values())
         rendered = re.search(rf"def {hook.__name__}\((.*?)\)\s*(->|:)", page, re.DOTALL)
         assert rendered is not None
         assert " ".join(rendered[1].split()).rstrip(",") == parameters.replace("'", "")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_kind_has_guidance_before_its_reference(kind, render):
+    text = re.split(r"^## ", render(f"plugins/{kind.name}.md"), flags=re.MULTILINE)[0]
+    assert len(text.split()) > 40
 
 
 @pytest.mark.parametrize("page", sorted(p.relative_to(DOCS).as_posix() for p in DOCS.glob("**/*.md")))

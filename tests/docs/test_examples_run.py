@@ -1,19 +1,24 @@
-"""The code in README and documentation runs as it stands there, with the real model."""
+"""The code in README and documentation runs as it stands there, where it generates with the real model."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from llmkit import LLM, SamplingParams
+
 ROOT = Path(__file__).resolve().parents[2]
 FRANCE = "The capital of France is"
 
-pytestmark = [pytest.mark.model, pytest.mark.usefixtures("smollm2_gguf")]
+PLUGIN_PAGES = ROOT / "docs" / "plugins"
+needs_model = pytest.mark.usefixtures("smollm2_gguf")
 
 
 def code_blocks(page: str, language: str = "python") -> list[str]:
@@ -31,6 +36,8 @@ def run(arguments: list[str], folder: Path) -> str:
     return result.stdout
 
 
+@pytest.mark.model
+@needs_model
 def test_python_of_the_readme(tmp_path):
     first, plugin = code_blocks("README.md")
     assert run(["-c", first], tmp_path).startswith(" Paris")
@@ -49,6 +56,83 @@ def test_the_plugin_of_the_readme_passes_the_conformance_suite(tmp_path):
     run(["-c", check + "check_policy(ShortestFirst)"], tmp_path)
 
 
+@pytest.mark.model
+@needs_model
 def test_python_of_getting_started(tmp_path):
     (block,) = code_blocks("docs/getting-started.md")
     assert run(["-c", block], tmp_path).strip()
+
+
+@pytest.mark.model
+@needs_model
+def test_python_of_the_plugins_page(tmp_path):
+    (block,) = code_blocks("docs/plugins/index.md")
+    out = run(["-c", block], tmp_path)
+    assert out.startswith(" Paris")
+    assert "scheduler:mine: create" in out
+
+
+@pytest.fixture
+def example():
+    """kind → the module that its page shows."""
+
+    def load(kind):
+        (block,) = code_blocks(f"docs/plugins/{kind}.md")
+        module = types.ModuleType(f"example_{kind}")
+        exec(compile(block, f"docs/plugins/{kind}.md", "exec"), vars(module))
+        return module
+
+    return load
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "kernels", "quantization", "extension", "weights", "model", "command"])
+def test_examples_of_the_kinds_are_plugins(example, kind, llmkit_registry):
+    loaded = llmkit_registry.register(kind, "example", example(kind))
+    assert loaded.info.summary
+
+
+TINY = {
+    "architectures": ["Example"],
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def test_examples_of_the_kinds_make_an_engine(example, llmkit_registry, capsys):
+    """All at once: model, scheduler, kernels, quantization, extension."""
+    for kind in ("scheduler", "kernels", "quantization", "extension"):
+        llmkit_registry.register(kind, "example", example(kind))
+    llmkit_registry.register("model", "Example", example("model"))
+    settings = {"load_format": "dummy", "num_blocks": 64, "num_threads": 1, "extensions": ["example"]}
+    chosen = dict.fromkeys(("scheduler.policy", "execution.kernels", "model.quantization"), "example")
+    with LLM(overrides=TINY, registry=llmkit_registry, **settings, **chosen) as llm:
+        output = llm.generate(list(range(40)), SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)[0]
+        assert len(llm.engine.layout.groups) == 2
+    assert len(output.outputs[0].token_ids) == 4
+    assert "4 blocks cached" in capsys.readouterr().out
+
+
+def test_the_example_of_weights_reads_its_format(example, llmkit_registry, tmp_path):
+    import numpy as np
+
+    from llmkit_weights.dummy_names import decoder_tensors
+
+    config = TINY | {"architectures": ["LlamaForCausalLM"]}
+    draw = np.random.default_rng(0)
+    tensors = {name: draw.normal(size=shape).astype("float32") for name, shape in decoder_tensors(config).items()}
+    np.savez(tmp_path / "weights.npz", **tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    llmkit_registry.register("weights", "npz", example("weights"))
+    with LLM(tmp_path, registry=llmkit_registry, load_format="npz", num_blocks=16, num_threads=1) as llm:
+        assert llm.generate([1, 2, 3], SamplingParams(max_tokens=2))[0].finished
+
+
+def test_tests_of_the_testing_page_pass(tmp_path):
+    source = "\n\n".join(code_blocks("docs/plugins/testing.md"))
+    (tmp_path / "test_mine.py").write_text(source, encoding="utf-8")
+    assert "4 passed" in run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"], tmp_path)
