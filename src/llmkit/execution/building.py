@@ -52,9 +52,7 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     config, registry = setup.config, setup.registry
     environment = detect_environment(config.execution.device)
     kernels = cast("KernelTable", registry.create("kernels", config.execution.kernels, environment))
-    quantization = cast(
-        "QuantizationMethod", registry.create("quantization", config.model.quantization, environment)
-    )
+    quantization = cast("QuantizationMethod", registry.create("quantization", config.model.quantization, environment))
     context = ModelContext(
         config=DecoderConfig.from_hf(setup.source.config),
         dtype=DTYPES[config.model.dtype],
@@ -116,9 +114,7 @@ def judge_of(queries: Sequence[AttentionQuery]) -> Callable[[object], Support]:
 
 def kv_groups(layers: Iterable[AttentionLayer], dtype: torch.dtype) -> tuple[KVGroup, ...]:
     """KV groups of a model's attention layers. Raises ModelError if they cannot share one pool."""
-    specs = {
-        layer.index: KVSpec(layer.num_kv_heads, layer.head_size, dtype, layer.sliding_window) for layer in layers
-    }
+    specs = {layer.index: KVSpec(layer.num_kv_heads, layer.head_size, dtype, layer.sliding_window) for layer in layers}
     try:
         return group_layers(specs)
     except ValueError as error:
