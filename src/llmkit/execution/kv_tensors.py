@@ -30,9 +30,7 @@ class KVTensors:
             for group, kind in enumerate(layout.groups)
         }
         self._block_bytes = block_bytes(layout, backend)
-        self._storages = [
-            _zeros(layout.num_blocks * self._block_bytes, device) for _ in range(layout.num_tensors)
-        ]
+        self._storages = [_zeros(layout.num_blocks * self._block_bytes, device) for _ in range(layout.num_tensors)]
         group_of, tensor_of = layout.group_of_layer(), layout.tensor_of_layer()
         self.layers = [
             _view(self._storages[tensor_of[layer]], layout.groups[group_of[layer]].spec.dtype, shapes[group_of[layer]])
