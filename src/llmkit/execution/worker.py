@@ -43,9 +43,7 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._threads_before: int | None = None
         # Of this process's other users of the GPU.
-        self._allocated_before = (
-            torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
-        )
+        self._allocated_before = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
 
     def dry_run(self) -> WorkerReport:
         """Choose the plugins and plan the memory; nothing is read or allocated. Raises as `load` does."""
