@@ -83,9 +83,7 @@ class ChatTemplate:
             return self._render_unfinished(compiled, chat, given)
         return compiled.render({**given, "messages": chat})
 
-    def _render_unfinished(
-        self, compiled: CompiledTemplate, chat: list[dict[str, Any]], given: dict[str, Any]
-    ) -> str:
+    def _render_unfinished(self, compiled: CompiledTemplate, chat: list[dict[str, Any]], given: dict[str, Any]) -> str:
         """Mark the end of the final message and cut there. Its own text is no mark: it may occur twice, and a
         template may trim it."""
         mark = secrets.token_hex(12)
