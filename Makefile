@@ -44,7 +44,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## Build the documentation into site/, warnings are errors.
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: $(VENV)/.dev ## Build the wheel into dist/.
 	rm -rf dist && $(BIN)/python -m build --wheel --no-isolation --outdir dist .
