@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,17 @@ class TestFailures:
         assert not run.core.has_work()
         run.scheduler.check_integrity()
 
+    def test_a_result_of_another_type_is_a_failed_step(self, monkeypatch):
+        class Handle:
+            def result(self):
+                return None
+
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 4)
+        monkeypatch.setattr(run.executor, "submit", lambda _: Handle())
+        (output,) = run.core.step()
+        assert "NoneType" in output.error
+
     def test_an_interrupt_leaves_a_usable_engine(self):
         run = SchedulingHarness(FcfsPolicy(), before_step=failing_at(1, KeyboardInterrupt()))
         run.add("a", [1], 4)
@@ -81,6 +94,93 @@ class TestFailures:
         run.step()
         assert run.answers["a", 0].finish_reason == "error"
         run.run()
+
+
+class _Interrupt(BaseException):
+    """What a signal handler raises, wherever it strikes."""
+
+
+def interrupted(function, at):
+    """Call `function`, interrupted at the `at`-th line that it executes in the scheduler, the cache or the core.
+    Returns whether it was, and how many lines there were."""
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        code = frame.f_code
+        ours = any(part in code.co_filename for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
+        # A step that was submitted, but not noted yet: a real executor is done with it before the next, the fake is not.
+        if not ours or lines >= at or code.co_name == "_fill_pipeline":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                raise _Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except _Interrupt:
+        return True, lines
+    finally:
+        sys.settrace(None)
+    return False, lines
+
+
+class TestInterruptsAnywhere:
+    """An interrupt may strike between any two lines: no request may get a wrong answer, wait for ever or keep blocks."""
+
+    STEPS = 4
+
+    def engine(self, depth):
+        run = SchedulingHarness(
+            FcfsPolicy(), num_blocks=10, max_num_seqs=3, max_num_batched_tokens=16, max_concurrent_steps=depth
+        )
+        for number, n in enumerate((1, 3, 1)):
+            run.add(f"old{number}", [number % 2] * (5 + number), 6, n=n)
+        return run
+
+    def advance(self, run):
+        for _ in range(self.STEPS):
+            run.core.step()
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    @pytest.mark.parametrize("first", range(7))
+    def test_every_request_ends_and_the_next_ones_are_answered(self, depth, first):
+        _, lines = interrupted(lambda: self.advance(self.engine(depth)), 10**9)
+        for line in range(first + 1, lines, 28):
+            run = self.engine(depth)
+            was_interrupted, _ = interrupted(lambda run=run: self.advance(run), line)
+            if not was_interrupted:
+                break  # fewer lines than the first time, when things were still to be set up
+            for _ in range(20):
+                run.core.step()
+            stats = run.core.stats()
+            assert not run.core.has_work(), line
+            assert (stats.num_unfinished, stats.num_free_blocks) == (0, stats.num_blocks), line
+            run.scheduler.check_integrity()
+            run.executor.violations.clear()
+            run.requests.clear(), run.answers.clear(), run.finished.clear()
+            for number, n in enumerate((1, 3)):
+                run.add(f"new{number}", [number % 2] * (5 + number), 6, n=n)
+            run.run()
+            run.check_answers()
+            assert run.core.stats().num_policy_faults <= 1, line  # a request that the policy has and nobody else
+
+    def test_an_id_can_be_used_again_at_once(self):
+        """The end that nobody was told of must not reach the new request of the same name."""
+        run = SchedulingHarness(FcfsPolicy(), before_step=failing_at(1, KeyboardInterrupt()))
+        run.add("a", [1], 4)
+        run.step()
+        with pytest.raises(KeyboardInterrupt):
+            run.core.step()
+        run.core.abort(["a"])
+        assert not run.core.has_work()
+        run.finished.clear()
+        run.add("a", [1], 4)
+        run.run()
+        assert run.answers["a", 0].finish_reason == "length"
 
 
 class TestObservers:

@@ -78,15 +78,24 @@ class EngineCore:
         """Plan and submit until the pipeline is full, wait for the oldest step, apply its result.
 
         Returns what is new, an empty list if nothing is. A step that fails ends its requests with finish reason
-        "error"; the engine goes on.
+        "error"; the engine goes on. If this raises (an interrupt from the keyboard), nobody knows how far the step
+        got: every unfinished request ends so, and is told with the next outputs.
         """
         self._check_open()
+        try:
+            return self._advance()
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _advance(self) -> list[EngineOutput]:
         self._fill_pipeline()
         outputs: list[EngineOutput] = []
         if self._in_flight:
-            submitted = self._in_flight.popleft()
+            submitted = self._in_flight[0]
             start = time.perf_counter()
             result = self._wait(submitted)
+            self._in_flight.popleft()
             waited = time.perf_counter()
             outputs = self._update(submitted.plan, result)
             if self._on_step:
@@ -143,14 +152,13 @@ class EngineCore:
         """The result of a step; None if it failed, its requests having been ended."""
         try:
             if submitted.handle is not None:
-                return submitted.handle.result()
+                result = submitted.handle.result()
+                if isinstance(result, StepResult):
+                    return result
+                raise EngineError(f"the executor returned {type(result).__name__}, not a StepResult")
             error = submitted.error
         except Exception as raised:
             error = raised
-        except BaseException:
-            # An interrupt from the keyboard: the step is lost, the engine stays usable.
-            self._fail(submitted.plan, "The step was interrupted.")
-            raise
         logger.error("step %d failed", submitted.plan.step, exc_info=error)
         self._fail(submitted.plan, f"The step failed: {type(error).__name__}: {error}")
         return None
@@ -165,6 +173,19 @@ class EngineCore:
             logger.error("step %d failed: %s", plan.step, error)
             self._fail(plan, str(error))
             return []
+
+    def _start_over(self) -> None:
+        """After a step that was broken off: end all requests, and let nothing of it arrive later."""
+        self._num_failed_steps += 1
+        in_flight = [submitted.handle for submitted in self._in_flight if submitted.handle is not None]
+        self._in_flight.clear()
+        self.scheduler.start_over("The step was interrupted.")
+        for handle in in_flight:
+            try:
+                handle.result()  # it reads what the next step writes
+            except Exception as error:
+                logger.error("a step in flight behind an interrupted one failed: %s", error)
+        self._tell_finished()
 
     def _fail(self, plan: StepPlan, message: str) -> None:
         self._num_failed_steps += 1

@@ -63,6 +63,11 @@ class GuardedQueue:
         if self._waiting.pop(request.view, None) is not None:
             self._call("remove", lambda: self._policy.remove(request.view), None)
 
+    def clear(self) -> None:
+        """Nobody waits any longer."""
+        for request in list(self._waiting.values()):
+            self.remove(request)
+
     def peek(self) -> Request | None:
         """The request that should enter next: the policy's, or the one that waits longest if that makes no sense."""
         if not self._waiting:

@@ -57,6 +57,12 @@ class Lifecycle:
     def abort(self, request_ids: Iterable[str], index: int | None) -> None:
         """End all sequences of the given requests, or only sequence `index`. Unknown ones are ignored."""
         for request_id in request_ids:
+            if self._news:  # an id may be used again at once: the new request must not get the old one's end
+                self._news = [
+                    news
+                    for news in self._news
+                    if news.request_id != request_id or index not in (None, news.index)
+                ]
             group = self._groups.get(request_id)
             if group is None:
                 continue
@@ -96,18 +102,7 @@ class Lifecycle:
     def end_with_news(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """`end`, and an output that says so."""
         self.end(request, reason, error)
-        self._news.append(
-            EngineOutput(
-                request_id=request.request_id,
-                index=request.index,
-                new_token_ids=[],
-                finish_reason=reason,
-                num_cached_tokens=request.num_cached_tokens,
-                error=error,
-                first_scheduled_time=request.group.metrics.first_scheduled_time,
-                num_preemptions=request.num_preemptions,
-            )
-        )
+        self._news.append(_end_of(request, reason, error))
 
     def preempt(self, request: Request) -> None:
         """Take the blocks of a running request and let it wait again; it will be computed from the start.
@@ -139,6 +134,23 @@ class Lifecycle:
         group.num_unforked -= 1
         if not group.num_unforked and group.leader.status is RequestStatus.FINISHED:
             self._memory.free(group.leader)
+
+    def last_words(self, message: str) -> list[EngineOutput]:
+        """What was to be told, and that every unfinished sequence has ended with the error `message`."""
+        words = self.take_news()
+        for group in self._groups.values():
+            unfinished = [request for request in group.sequences if request.index not in group.finish_reasons]
+            words += [_end_of(request, "error", message) for request in unfinished]
+        return words
+
+    def count_on_from(self, before: Lifecycle) -> None:
+        """Go on with the numbers of another one: the policy may still know requests by theirs."""
+        self._next_number = before._next_number
+        self.num_preemptions = before.num_preemptions
+
+    def tell(self, news: Iterable[EngineOutput]) -> None:
+        """Return these outputs with the next ones."""
+        self._news += news
 
     def take_news(self) -> list[EngineOutput]:
         news, self._news = self._news, []
@@ -197,3 +209,16 @@ class Lifecycle:
                 errors=tuple(group.errors),
             )
         )
+
+
+def _end_of(request: Request, reason: FinishReason, error: str | None) -> EngineOutput:
+    return EngineOutput(
+        request_id=request.request_id,
+        index=request.index,
+        new_token_ids=[],
+        finish_reason=reason,
+        num_cached_tokens=request.num_cached_tokens,
+        error=error,
+        first_scheduled_time=request.group.metrics.first_scheduled_time,
+        num_preemptions=request.num_preemptions,
+    )

@@ -60,6 +60,7 @@ class StepPlan:
     followed by a sampled one. A sampled token is written by the runner at position num_computed + num_new of
     its slot, so the next plan can refer to it before the host has seen it (a placeholder).
     block_copies: (source, destination) allocation blocks, copied before the forward (copy-on-write).
+    removed_slots: given up since the last plan; after a step that was broken off all of them, also empty ones.
     requests: the scheduler's own records of the rows, same order; never leaves the process.
     """
 

@@ -39,6 +39,10 @@ class RunningSet:
         self._removed_slots.append(request.slot)
         request.slot = -1
 
+    def remove_all_slots(self) -> None:
+        """Nobody runs, and what the executor has been told of it is not known: every slot is told as given up."""
+        self._removed_slots = list(range(self.max_num_seqs))
+
     def take_removed_slots(self) -> list[int]:
         removed, self._removed_slots = self._removed_slots, []
         return removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.kv_cache.events import KVEvent
     from llmkit.registry.timings import CallTiming
+
+
+logger = logging.getLogger("llmkit.scheduling")
 
 
 class Scheduler:
@@ -48,16 +52,20 @@ class Scheduler:
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
         max_model_len = config.model.max_model_len or 0
-        self.manager = KVCacheManager(layout, max_model_len=max_model_len, on_event=on_event)
+        self._new_manager = lambda: KVCacheManager(layout, max_model_len=max_model_len, on_event=on_event)
+        self.manager = self._new_manager()
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
         self.queue = GuardedQueue(policy, policy_calls)
         self.running = RunningSet(self.limits.max_num_seqs)
+        self._connect_parts()
+        self._next_step = 0
+        self._landed_step = -1
+
+    def _connect_parts(self) -> None:
         self.memory = SequenceMemory(self.manager)
         self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory)
         self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle)
         self._results = StepResults(self.memory, self._lifecycle)
-        self._next_step = 0
-        self._landed_step = -1
 
     @property
     def num_unfinished(self) -> int:
@@ -99,6 +107,31 @@ class Scheduler:
         """The oldest plan that has no result has failed: its requests end with `message`."""
         self._results.fail(plan, message)
         self._landed_step = plan.step
+
+    def start_over(self, message: str) -> None:
+        """Some call above was broken off, nobody knows how far it had got: every unfinished request ends with
+        `message`. If the books are in order then, nothing else is lost; otherwise they are begun anew."""
+        last_words = self._lifecycle.last_words(message)
+        try:
+            self.abort([output.request_id for output in last_words])
+            self.check_integrity()
+            in_order = not self.num_unfinished and self.manager.num_free_blocks == self.manager.num_blocks
+        except Exception as error:
+            logger.warning("a change of the scheduler was broken off halfway (%s); its books begin anew", error)
+            in_order = False
+        if not in_order:
+            self._begin_anew()
+        self.running.remove_all_slots()
+        self._lifecycle.tell(last_words)
+
+    def _begin_anew(self) -> None:
+        self.queue.clear()
+        self.manager = self._new_manager()
+        self.manager.reset_prefix_cache()  # whoever follows the events learns that nothing is cached any more
+        self.running = RunningSet(self.limits.max_num_seqs)
+        before = self._lifecycle
+        self._connect_parts()
+        self._lifecycle.count_on_from(before)
 
     def take_news(self) -> list[EngineOutput]:
         """Outputs that are not the result of a step's row: errors, and ends decided while planning."""
