@@ -109,7 +109,7 @@ def interrupted(function, at):
         nonlocal lines
         code = frame.f_code
         ours = any(part in code.co_filename for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
-        # A step that was submitted, but not noted yet: a real executor is done with it before the next, the fake is not.
+        # A step that was submitted, but not noted yet: the fake would run it with the next one.
         if not ours or lines >= at or code.co_name == "_fill_pipeline":
             return None
         if event == "line":
@@ -129,7 +129,7 @@ def interrupted(function, at):
 
 
 class TestInterruptsAnywhere:
-    """An interrupt may strike between any two lines: no request may get a wrong answer, wait for ever or keep blocks."""
+    """An interrupt may strike anywhere: no request may get a wrong answer, wait for ever or keep blocks."""
 
     STEPS = 4
 

@@ -239,6 +239,52 @@ def test_an_interrupted_run_aborts_what_is_left(setting):
     assert client.aborted == [client.added[1].request_id]
 
 
+@pytest.mark.parametrize("where", ["outputs", "abort_sequences"])
+def test_an_interrupted_step_ends_everybody(setting, where):
+    """Tokens of the step may be lost, so an open stream must not go on as if nothing had happened."""
+    make, prepare = setting
+    client, loop = make(
+        [(0, news("a"))], [(0, news("b")), (1, news("x")), (1, news("end"))], [(0, news("c", finish_reason="length"))]
+    )
+    stream = loop.stream(prepare(OutputKind.DELTA))
+    assert next(stream).outputs[0].text == "a"
+    step = getattr(client, where)
+
+    def interrupted(*arguments):
+        step(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(client, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(loop, [prepare(stop=["end"])])
+    last = list(stream)[-1]
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "error")
+    assert "KeyboardInterrupt" in last.error
+    assert set(client.aborted) == {request.request_id for request in client.added}
+    assert len(loop._outputs) == 0
+
+
+def test_a_stream_that_is_closed_from_within_a_step_is_aborted_after_it(setting):
+    """The collector closes a forgotten stream at any moment, also while the scheduler changes its books."""
+    make, prepare = setting
+    client, loop = make([(0, news("a"))], [(1, news("x"))], [(1, news("y", finish_reason="length"))])
+    forgotten = loop.stream(prepare(OutputKind.DELTA))
+    next(forgotten)
+    step, during = client.outputs, []
+
+    def outputs():
+        forgotten.close()
+        during.append(list(client.aborted))
+        with pytest.raises(EngineError, match="middle of a step"):
+            run(loop, [prepare()])
+        return step()
+
+    client.outputs = outputs
+    assert run(loop, [prepare()])[0].outputs[0].text == "xy"
+    assert during[0] == []
+    assert client.aborted == [client.added[0].request_id]
+
+
 def test_a_lost_request_is_an_error_not_an_endless_loop(setting):
     make, prepare = setting
     client, loop = make([])

@@ -58,6 +58,10 @@ class Answer:
             self.finish_reason = output.finish_reason
             self._stop_reason = output.stop_reason
 
+    def fail(self) -> None:
+        """End with finish reason "error", unless it has ended."""
+        self.finish_reason = self.finish_reason or "error"
+
     def _show(self, text: str) -> bool:
         """Append `text` as far as it may be shown; True if a stop string ended the answer."""
         if not text:

@@ -91,9 +91,21 @@ class OutputProcessor:
         for request_id, state in touched.items():
             if state.finished:
                 state.metrics.finished_time = now
-                del self._requests[request_id]
             self._emit(state)
+            if state.finished:
+                del self._requests[request_id]  # last: what an interrupt leaves here is ended by `fail_all`
         return stopped
+
+    def fail_all(self, message: str) -> list[str]:
+        """End every request with finish reason "error"; returns their ids in the engine."""
+        ids = list(self._requests)
+        while self._requests:
+            _, state = self._requests.popitem()
+            state.error = state.error or message
+            for answer in state.answers:
+                answer.fail()
+            self._emit(state)
+        return ids
 
     def _apply(self, state: RequestState, output: EngineOutput, now: float) -> bool:
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens)

@@ -16,7 +16,9 @@ from llmkit.requests.output import RequestOutput
 class RequestLoop:
     """Several callers may run requests at a time, in one thread (open streams) or in several.
 
-    Whoever waits for an output runs the next step for all; `_lock` makes sure that only one does.
+    Whoever waits for an output runs the next step for all; `_lock` makes sure that only one does. It does not keep
+    the thread that runs a step from coming back: the collector may close a forgotten stream at any moment, an
+    extension may close one. Aborts of that kind wait in `_unwanted` for the end of the step.
     """
 
     def __init__(self, client: EngineClient, outputs: OutputProcessor) -> None:
@@ -24,6 +26,8 @@ class RequestLoop:
         self._outputs = outputs
         self._lock = threading.RLock()
         self._closed = False
+        self._stepping = False
+        self._unwanted: list[str] = []
 
     def run(
         self, prepared: Sequence[PreparedRequest], finished: Callable[[RequestOutput], None]
@@ -59,10 +63,12 @@ class RequestLoop:
             self._abort(states)
 
     def _add(self, prepared: Sequence[PreparedRequest], mailbox: Mailbox) -> list[RequestState]:
+        states: list[RequestState] = []
         with self._lock:
-            self._check_open()
-            states = [self._outputs.add(request, mailbox, i) for i, request in enumerate(prepared)]
+            self._check_idle()
             try:
+                for i, request in enumerate(prepared):
+                    states.append(self._outputs.add(request, mailbox, i))
                 self._hand_over(prepared)
             except BaseException:
                 self._abort(states)
@@ -89,20 +95,47 @@ class RequestLoop:
         return mailbox.popleft()
 
     def _step(self) -> None:
-        self._check_open()
+        self._check_idle()
         if not self.client.has_work():
             raise EngineError("the engine has nothing to do, but a request still waits for its end.")
-        stopped = self._outputs.process(self.client.outputs())
-        if stopped:
-            self.client.abort_sequences(stopped)
+        stopped: list[tuple[str, int]] = []
+        try:
+            self._stepping = True
+            stopped = self._outputs.process(self.client.outputs())
+            if stopped:
+                self.client.abort_sequences(stopped)
+        except BaseException as error:
+            self._fail_all(error, stopped)
+            raise
+        finally:
+            self._stepping = False
+        if self._unwanted:
+            unwanted, self._unwanted = self._unwanted, []
+            self.client.abort(unwanted)
+
+    def _fail_all(self, error: BaseException, stopped: Iterable[tuple[str, int]]) -> None:
+        """A step was broken off (an interrupt from the keyboard): outputs may be lost, so nobody goes on."""
+        ids = self._outputs.fail_all(f"The step was interrupted: {type(error).__name__}.")
+        self._unwanted.clear()
+        if not self._closed:
+            self.client.abort([*ids, *(request_id for request_id, _ in stopped)])
 
     def _abort(self, states: Iterable[RequestState]) -> None:
         """Abort those of `states` that are unfinished."""
         with self._lock:
             ids = [state.prepared.engine_request.request_id for state in states if not state.finished]
-            if ids and not self._closed:
-                self._outputs.drop(ids)
+            if not ids or self._closed:
+                return
+            self._outputs.drop(ids)
+            if self._stepping:
+                self._unwanted += ids
+            else:
                 self.client.abort(ids)
+
+    def _check_idle(self) -> None:
+        self._check_open()
+        if self._stepping:
+            raise EngineError("the engine is in the middle of a step: nothing can be run from within it.")
 
     def _check_open(self) -> None:
         if self._closed:

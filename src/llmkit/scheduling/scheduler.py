@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmkit.hookspecs.scheduler import SchedulerPolicy
@@ -52,7 +53,7 @@ class Scheduler:
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
         max_model_len = config.model.max_model_len or 0
-        self._new_manager = lambda: KVCacheManager(layout, max_model_len=max_model_len, on_event=on_event)
+        self._new_manager = partial(KVCacheManager, layout, max_model_len=max_model_len, on_event=on_event)
         self.manager = self._new_manager()
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
         self.queue = GuardedQueue(policy, policy_calls)
