@@ -94,6 +94,7 @@ def test_an_unknown_command_is_a_usage_error(llmkit):
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_errors_are_one_paragraph_without_a_traceback(llmkit, arguments, code, words):
+    """B80, B82 and others."""
     actual, _, err = llmkit(*arguments)
     assert actual == code
     assert "Traceback" not in err
@@ -114,11 +115,14 @@ def test_debug_is_taken_only_before_the_end_of_options():
     assert take_debug_flag(["generate", "--", "--debug"]) == (["generate", "--", "--debug"], False)
 
 
-def test_config_show_names_every_source(llmkit, tmp_path, monkeypatch):
+@pytest.mark.parametrize("spelling", ["--config={}", "--config {}"])
+def test_config_show_names_every_source(llmkit, tmp_path, monkeypatch, spelling):
+    """B80."""
     file = tmp_path / "engine.yaml"
     file.write_text("enable-prefix-caching: false\nmax_model_len: 64\n", encoding="utf-8")
     monkeypatch.setenv("LLMKIT_MAX_NUM_SEQS", "7")
-    code, out, _ = llmkit("config", "show", f"--config={file}", "--max-model-len", "32", "--json")
+    given = spelling.format(file).split(" ")
+    code, out, _ = llmkit("config", "show", *given, "--max-model-len", "32", "--json")
     assert code == 0
     rows = {row["key"]: row for row in json.loads(out)}
     assert rows["kv_cache.enable_prefix_caching"]["value"] is False
@@ -216,3 +220,50 @@ def test_plugin_commands_are_mounted(tmp_path):
         [sys.executable, "-m", "llmkit_cli", "hello", "world"], capture_output=True, text=True, env=env
     )
     assert ran.stdout == "hello world\n"
+
+
+BROKEN = {
+    "imports": "raise ImportError('no such library')",
+    "exits": "raise SystemExit(3)",
+    "no_attribute": "",
+    "half": "from llmkit.hookspecs import hookimpl\n@hookimpl\ndef llmkit_scheduler_policy(): pass\nraise ValueError",
+    "sleeps": "import time\ntime.sleep(60)",
+}
+
+
+def test_broken_plugins_do_not_stop_the_command_line(tmp_path):
+    """B76: help and list import none of them; the doctor says of each what is wrong; strict refuses to start."""
+    folder = tmp_path / "broken-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n", encoding="utf-8")
+    points = [f"{name} = broken_{name}{':nothing' * (name == 'no_attribute')}" for name in BROKEN]
+    (folder / "entry_points.txt").write_text("[llmkit.schedulers]\n" + "\n".join(points), encoding="utf-8")
+    for name, source in BROKEN.items():
+        (tmp_path / f"broken_{name}.py").write_text(source, encoding="utf-8")
+
+    def run(*arguments, **env):
+        command = [sys.executable, "-m", "llmkit_cli", *arguments]
+        variables = {**os.environ, "PYTHONPATH": str(tmp_path), **env}
+        return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=50)
+
+    assert run("--help").returncode == 0
+    listed = json.loads(run("plugins", "list", "scheduler", "--json").stdout)
+    assert {row["name"] for row in listed} == {"fcfs", "priority", *BROKEN}
+    assert {row["state"] for row in listed} == {"found"}
+    disabled = {"LLMKIT_DISABLE_PLUGINS": "scheduler:sleeps"}
+    checked = json.loads(run("plugins", "doctor", "--device", "cpu", "--json", **disabled).stdout)
+    rows = {row["name"]: row for row in checked if row["kind"] == "scheduler"}
+    assert rows["fcfs"]["usable"]
+    assert not any(rows[name]["loadable"] for name in BROKEN)
+    assert "no such library" in rows["imports"]["reasons"][0]
+    assert "SystemExit" in rows["exits"]["reasons"][0]
+    assert "'nothing'" in rows["no_attribute"]["reasons"][0]
+    assert "ValueError" in rows["half"]["reasons"][0]
+    assert "LLMKIT_DISABLE_PLUGINS" in rows["sleeps"]["reasons"][0]
+    shape = ("bench", "latency", "--shape", "smollm2-135m", "--dry-run", "--num-blocks", "64")
+    assert "fcfs" in run(*shape).stdout
+    refused = run(*shape, "--set", "plugins.strict=true", **disabled)
+    assert refused.returncode == 1
+    assert "broken 1.0" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert run(*shape, "--set", "plugins.strict=true", "--safe-mode").returncode == 0

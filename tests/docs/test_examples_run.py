@@ -58,8 +58,9 @@ def test_the_plugin_of_the_readme_passes_the_conformance_suite(tmp_path):
 
 @pytest.mark.model
 @needs_model
-def test_python_of_getting_started(tmp_path):
-    (block,) = code_blocks("docs/getting-started.md")
+@pytest.mark.parametrize("page", ["getting-started", "chat"])
+def test_python_of_the_guides(tmp_path, page):
+    (block,) = code_blocks(f"docs/{page}.md")
     assert run(["-c", block], tmp_path).strip()
 
 

@@ -234,3 +234,30 @@ def test_logprobs_of_partial_characters_have_their_own_bytes(llm):
     pieces = [llm.tokenizer.token_bytes(entry.token_ids[0]) for entry in answer.logprobs]
     assert b"".join(pieces).decode() == "🌶"
     assert all(b"\xef\xbf\xbd" not in piece for piece in pieces)
+
+
+def test_a_family_comes_whole(llm):
+    """B02 a: the model's own tokens of a character of 18 bytes."""
+    from llmkit.frontend.detokenizer import build_detokenizer
+
+    ids = [10813, 235, 118, 321, 231, 10813, 235, 119, 321, 231, 10813, 235, 117]
+    detokenizer = build_detokenizer(llm.tokenizer, [])
+    deltas = [detokenizer.append(token_id) for token_id in ids]
+    assert "".join(deltas) == "👨\u200d👩\u200d👧" == llm.decode(ids)
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+def test_log_probabilities_under_truncation(llm, facts):
+    """B10: what top_k rules out is not in the numbers, which are of the distribution before it."""
+    params = SamplingParams(temperature=1, top_k=1, max_tokens=2, logprobs=5, prompt_logprobs=1, seed=1)
+    output = llm.generate(facts.g1, params)[0]
+    assert output.outputs[0].token_ids == facts.g1_ids[:2]
+    entries = [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]
+    assert all(math.isfinite(value) for entry in entries for value in entry.logprobs)
+
+
+def test_texts_that_lose_their_characters(llm, facts, ids):
+    """B26: U+40000 has no first byte in this vocabulary; as a stop string or a bad word it just never occurs."""
+    lost = "\U00040000"
+    for params in ({"stop": [lost]}, {"bad_words": [lost]}, {"bad_words": [lost, "Zebra"]}):
+        assert ids(llm, facts.g1, temperature=0, max_tokens=12, **params) == facts.g1_ids
