@@ -251,20 +251,21 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
 
 def _attention_kernel(args: Any) -> None:
     scratch = args[_SCRATCH] + ops.take(args, _TICKET) * args[_SCRATCH_SIZE]
-    heads, tile_tokens = args[_HK], args[_TILE_TOKENS]
+    tile_tokens = args[_TILE_TOKENS]
     item = ops.take(args, 0)
     base = 0
-    for seq in range(args[_SEQS]):
-        tokens = ops.iload(args[_STARTS] + 4 * seq + 4) - ops.iload(args[_STARTS] + 4 * seq)
-        tiles = (tokens + tile_tokens - 1) // tile_tokens
-        while item < base + tiles * heads:
-            place = item - base
-            if tokens == 1:
-                decode_item(args, seq, place, scratch)
-            else:
-                prefill_item(args, seq, place % heads, tiles - 1 - place // heads, scratch)
-            item = ops.take(args, 0)
-        base += tiles * heads
+    # All sequences of a head, then the next head: keys that sequences share stay in the second cache.
+    for head in range(args[_HK]):
+        for seq in range(args[_SEQS]):
+            tokens = ops.iload(args[_STARTS] + 4 * seq + 4) - ops.iload(args[_STARTS] + 4 * seq)
+            tiles = (tokens + tile_tokens - 1) // tile_tokens
+            while item < base + tiles:
+                if tokens == 1:
+                    decode_item(args, seq, head, scratch)
+                else:
+                    prefill_item(args, seq, head, base + tiles - 1 - item, scratch)
+                item = ops.take(args, 0)
+            base += tiles
 
 
 def _write_kernel(args: Any) -> None:

@@ -108,11 +108,11 @@ def emit_store(builder: Any, address: Any, value: Any) -> None:
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line at `address`; harmless for any address."""
+    """Ask for the cache line at `address` in the second cache; harmless for any address."""
     from llvmlite import ir
 
     word, pointer = ir.IntType(32), emit_pointer(builder, address, ir.IntType(8))
-    constants = [ir.Constant(word, value) for value in (0, 3, 1)]  # a read, into all levels, of data
+    constants = [ir.Constant(word, value) for value in (0, 2, 1)]  # a read, into the second cache, of data
     emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *constants)
 
 
