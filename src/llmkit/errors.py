@@ -48,3 +48,21 @@ class EngineError(LlmkitError):
 
 class EngineClosedError(EngineError):
     """The engine was used after `close()`."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """How `value`, which may be anything, reads in a message: its repr, cut to `limit` characters. Never raises."""
+    try:
+        text = repr(value)
+    except Exception:  # a repr of the caller's own, or an integer of more digits than Python writes
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def described(error: BaseException) -> str:
+    """Type and message of somebody else's exception. Never raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

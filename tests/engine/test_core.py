@@ -60,11 +60,11 @@ class TestFailures:
         assert "ZeroDivisionError" in outputs[0].error
         assert not run.core.has_work()
 
-    @pytest.mark.parametrize("tokens", [[], [1, 2, 3], [-1]])
+    @pytest.mark.parametrize("tokens", [[], [1, 2, 3], [-1], [1.5], [[1]]])
     def test_a_result_that_does_not_fit_is_a_failure(self, monkeypatch, tokens):
         class Handle:
             def result(self):
-                return StepResult(np.array(tokens, np.int32))
+                return StepResult(np.array(tokens) if tokens else np.array([], np.int32))
 
         run = SchedulingHarness(FcfsPolicy())
         run.add("a", [1], 4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from llmkit.errors import InvalidRequestError
@@ -185,3 +188,52 @@ def test_options_travel(make_processor, byte_tokenizer):
     assert (request.priority, request.user, request.cache_salt) == (3, "u", "s")
     salted = make_processor(byte_tokenizer).prepare({"prompt": "hi", "cache_salt": "t"}, SamplingParams())
     assert salted.engine_request.cache_salt == "t"
+
+
+class BrokenIndex:
+    def __index__(self):
+        raise RuntimeError("broken")
+
+
+def broken_iterator():
+    yield 1
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [None],
+        [1, None],
+        [BrokenIndex()],
+        [1.5],
+        [[1]],
+        broken_iterator(),
+        itertools.repeat(1),
+        np.array([[1, 2]]),
+        np.array([1.0]),
+        [np.array([1, 2])],
+        [10**5000],
+        {"prompt_token_ids": [10**5000]},
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_prompts_of_other_things(make_processor, byte_tokenizer, prompt):
+    error = refusal(make_processor(byte_tokenizer), prompt)
+    assert error.param == "prompt"
+    assert len(str(error)) < 300
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (5, "options"),
+        ({"request_id": "a"}, "options"),
+        (RequestOptions(add_special_tokens=5), "add_special_tokens"),
+        (RequestOptions(priority=10**5000), "priority"),
+        (RequestOptions(truncate_prompt_tokens=10**5000), "truncate_prompt_tokens"),
+    ],
+    ids=["int", "dict", "flag", "priority", "truncation"],
+)
+def test_options_of_other_things(make_processor, byte_tokenizer, options, param):
+    assert refusal(make_processor(byte_tokenizer), "hi", options=options).param == param

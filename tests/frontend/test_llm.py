@@ -76,7 +76,9 @@ def test_parameters_for_each_prompt(llm):
         llm.generate([1], {"temperature": 0})
 
 
-@pytest.mark.parametrize("prompts", [[], None, 5, b"x", [[1], []], [[1], [128]], ["text"]])
+@pytest.mark.parametrize(
+    "prompts", [[], None, 5, b"x", [None], [[None]], [object()], [[1], []], [[1], [128]], ["text"]]
+)
 def test_bad_prompts(llm, prompts):
     with pytest.raises(InvalidRequestError):
         llm.generate(prompts, FREE)
@@ -115,6 +117,17 @@ def test_a_failing_step_fails_its_requests_only(llm, monkeypatch):
     assert [output.outputs[0].finish_reason for output in failed] == ["error", "error"]
     assert "ZeroDivisionError" in failed[0].error
     assert llm.generate([1], FREE)[0].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("cut", [lambda logits: logits[:1], lambda logits: logits[:, :5], lambda _: None])
+def test_a_model_that_returns_logits_of_another_shape(llm, monkeypatch, cut):
+    """One row would be taken for the row of every request."""
+    runner = llm.engine.core.executor._worker._runner
+    logits = runner._model.logits
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._model, "logits", lambda hidden: cut(logits(hidden)))
+        failed = llm.generate([[1], [2]], FREE)
+    assert [output.outputs[0].finish_reason for output in failed] == ["error", "error"]
 
 
 def test_progress_bar(llm, capsys):

@@ -190,3 +190,25 @@ def test_decoding_checks_again():
 def test_constraint_name():
     assert SamplingParams(structured_outputs={"json_object": True}).constraint.constraint == "json_object"
     assert SamplingParams().constraint is None
+
+
+class Broken:
+    """A value whose every method raises."""
+
+    def _raise(self, *_):
+        raise RuntimeError("broken")
+
+    __repr__ = __index__ = __float__ = __iter__ = _raise
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Broken(), [Broken()], {Broken(): 1}, 10**5000, -(10**5000)],
+    ids=["broken", "list", "mapping", "huge", "hugely negative"],
+)
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+def test_values_that_cannot_even_be_shown(field, value):
+    """An integer of thousands of digits has no repr in Python; foreign objects raise what they like."""
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert len(str(caught.value)) < 300

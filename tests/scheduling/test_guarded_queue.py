@@ -133,3 +133,25 @@ def test_without_a_usable_victim_the_last_one_yields(answer):
     running = make_requests(3)
     assert queue.victim(running, running[0]) is running[2]
     assert queue.num_faults == (answer is not None)
+
+
+class _Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def _raises():
+    raise _Unspeakable
+
+
+@pytest.mark.parametrize("answer", [lambda: 10**5000, _Unspeakable, _raises])
+@pytest.mark.parametrize("method", ["peek", "pop", "victim", "chunk"])
+def test_faults_that_cannot_be_put_into_words(method, answer):
+    queue, requests = filled(policy := FcfsPolicy())
+    setattr(policy, method, lambda *_: answer())
+    assert queue.victim(requests, requests[0]) is requests[-1]
+    assert 1 <= queue.chunk(requests[0], 5) <= 5
+    assert set(drain(queue)) == set(requests)
+    assert queue.num_faults

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmkit.engine.stats import EngineStats, StepStats
-from llmkit.errors import EngineClosedError, EngineError
+from llmkit.errors import EngineClosedError, EngineError, described
 from llmkit.hookspecs.executor import Executor, StepHandle
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.scheduling.plan import StepPlan, StepResult
@@ -159,8 +159,9 @@ class EngineCore:
             error = submitted.error
         except Exception as raised:
             error = raised
+        assert error is not None
         logger.error("step %d failed", submitted.plan.step, exc_info=error)
-        self._fail(submitted.plan, f"The step failed: {type(error).__name__}: {error}")
+        self._fail(submitted.plan, f"The step failed: {described(error)}")
         return None
 
     def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:

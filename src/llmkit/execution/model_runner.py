@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from llmkit.errors import EngineError
 from llmkit.execution.input_batch import InputBatch, StepInputs
 from llmkit.execution.kv_tensors import KVTensors
 from llmkit.execution.prompt_scoring import PromptScorer
@@ -37,6 +38,7 @@ class ModelRunner:
         device: torch.device,
     ) -> None:
         self._model = model
+        self._vocab_size = vocab_size
         self._backend = backend
         self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
         self._kv = KVTensors(layout, backend, device)
@@ -74,7 +76,13 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
         rows = inputs.sampling_rows
         chosen = hidden if inputs.logits_indices is None else hidden[inputs.logits_indices]
-        sampled = self._sampler.sample(self._model.logits(chosen), plan.slots[rows], inputs.sampled_positions)
+        logits = self._model.logits(chosen)
+        if logits.shape != (len(rows), self._vocab_size):
+            raise EngineError(
+                f"The model returned logits of shape {tuple(logits.shape)} for {len(rows)} tokens and a vocabulary of "
+                f"{self._vocab_size}."
+            )
+        sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions)
         result.token_ids[rows] = sampled.token_ids
         self._batch.record(plan, rows, sampled.token_ids)
         result.logprobs.update({int(rows[i]): entry for i, entry in sampled.logprobs.items()})

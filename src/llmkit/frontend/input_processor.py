@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, shown
 from llmkit.frontend.chat_template import ChatTemplate, missing_template
 from llmkit.frontend.prompts import ParsedPrompt, RequestOptions, parse_prompt, refused
 from llmkit.frontend.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class InputProcessor:
         A max_tokens beyond the room that the prompt leaves is clipped to it. A missing seed is drawn from the
         operating system's entropy. Raises InvalidRequestError naming the field.
         """
-        options = options or RequestOptions()
+        options = _checked_options(options)
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 f"sampling_params must be SamplingParams, got {type(params).__name__}.", param="sampling_params"
@@ -125,7 +125,7 @@ class InputProcessor:
             return
         number = self.limits.vocab_size if asked == -1 else asked
         if number > self.limits.max_logprobs:
-            what = f"-1 (the whole vocabulary of {number})" if asked == -1 else str(number)
+            what = f"-1 (the whole vocabulary of {number})" if asked == -1 else shown(number)
             raise InvalidRequestError(
                 f"{field} must be at most {self.limits.max_logprobs}, got {what}.",
                 param=field,
@@ -140,7 +140,8 @@ class InputProcessor:
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.limits.vocab_size), None)
         if wrong is not None:
             raise InvalidRequestError(
-                f"{field} holds token id {wrong}; the model's ids are 0 to {self.limits.vocab_size - 1}.", param=field
+                f"{field} holds token id {shown(wrong)}; the model's ids are 0 to {self.limits.vocab_size - 1}.",
+                param=field,
             )
 
     def _tokenise(
@@ -175,7 +176,7 @@ class InputProcessor:
         longest = self._longest_prompt(params)
         if isinstance(limit, bool) or not isinstance(limit, int) or not (limit == -1 or 1 <= limit <= longest):
             raise InvalidRequestError(
-                f"truncate_prompt_tokens must be -1 or an integer from 1 to {longest}, got {limit!r}.",
+                f"truncate_prompt_tokens must be -1 or an integer from 1 to {longest}, got {shown(limit)}.",
                 param="truncate_prompt_tokens",
             )
         return token_ids[-(longest if limit == -1 else limit) :]
@@ -231,9 +232,22 @@ class InputProcessor:
         return request_id, f"{request_id}#{number}"
 
 
+def _checked_options(options: Any) -> RequestOptions:
+    if options is None:
+        return RequestOptions()
+    if not isinstance(options, RequestOptions):
+        raise InvalidRequestError(f"options must be RequestOptions, got {type(options).__name__}.", param="options")
+    if not isinstance(options.add_special_tokens, bool):
+        raise InvalidRequestError(
+            f"add_special_tokens must be true or false, got {shown(options.add_special_tokens)}.",
+            param="add_special_tokens",
+        )
+    return options
+
+
 def _checked_priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
-        raise InvalidRequestError(f"priority must be a 32-bit integer, got {value!r}.", param="priority")
+        raise InvalidRequestError(f"priority must be a 32-bit integer, got {shown(value)}.", param="priority")
     return value
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, described
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with one of `prompt`, `prompt_token_ids`, `messages`, and maybe `cache_salt`."""
+
+MAX_PROMPT_TOKENS = 2**24
+"""No context is longer; what goes on beyond is an endless iterator."""
 
 _SOURCES = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_SOURCES, "cache_salt")
@@ -98,14 +102,26 @@ def _from_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
 def _token_ids(values: Any) -> list[int]:
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise refused(f"token ids must be a list of integers, got {type(values).__name__}.")
-    ids = list(values)
+    try:
+        ids = list(islice(values, MAX_PROMPT_TOKENS + 1))
+    except Exception as error:  # an iterator's own
+        raise refused(f"token ids must be a list of integers; reading them failed with {described(error)}.") from error
+    if len(ids) > MAX_PROMPT_TOKENS:
+        raise refused(f"a prompt may have at most {MAX_PROMPT_TOKENS} tokens.")
     if all(type(token_id) is int for token_id in ids):
         return ids
-    wrong = next((token_id for token_id in ids if not _is_integer(token_id)), None)
-    if wrong is not None:
-        raise refused(f"token ids must be integers, got {type(wrong).__name__}.")
+    for token_id in ids:
+        if not _is_integer(token_id):
+            raise refused(f"token ids must be integers, got {type(token_id).__name__}.")
     return [operator.index(token_id) for token_id in ids]
 
 
 def _is_integer(value: Any) -> bool:
-    return not isinstance(value, bool) and hasattr(value, "__index__")
+    """Whether `value` is one number; an array has `__index__` too, whatever it holds."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except Exception:  # TypeError, or whatever the value's own method raises
+        return False
+    return getattr(value, "ndim", 0) == 0

@@ -23,6 +23,7 @@ MAX_BAD_WORDS = 4096
 MAX_LOGIT_BIAS = 65_536
 MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_TOP_K = 2**31 - 1
+MAX_LOGPROBS = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
 
 
@@ -128,8 +129,8 @@ def _checked_numbers(params: SamplingParams) -> dict[str, Any]:
     optional = {
         "seed": (-(2**63), 2**63 - 1),
         "max_tokens": (0, MAX_TOKENS),
-        "logprobs": (-1, None),
-        "prompt_logprobs": (-1, None),
+        "logprobs": (-1, MAX_LOGPROBS),
+        "prompt_logprobs": (-1, MAX_LOGPROBS),
     }
     penalties = {
         name: number(name, getattr(params, name), "a number from -2 to 2", -2.0, 2.0)
@@ -184,7 +185,7 @@ def _checked_lists(params: SamplingParams) -> dict[str, Any]:
 def _checked_objects(params: SamplingParams) -> dict[str, Any]:
     try:
         kind = OutputKind(params.output_kind)
-    except ValueError:
+    except Exception:  # ValueError, or what the value's own repr raises, which ValueError shows
         words = ", ".join(kind.value for kind in OutputKind)
         raise validation.refuse("output_kind", params.output_kind, f"one of {words}") from None
     extra = params.extra_args

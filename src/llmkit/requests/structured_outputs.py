@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, shown
 from llmkit.requests import validation
 
 FIELD = "structured_outputs"
@@ -93,7 +93,7 @@ def structured_outputs(value: StructuredOutputs | Mapping[str, Any] | None) -> S
     if not isinstance(value, Mapping):
         raise validation.refuse("structured_outputs", value, f"a mapping with one of {', '.join(CONSTRAINTS)}")
     known = StructuredOutputs.__struct_fields__
-    unknown = [str(key) for key in value if key not in known]
+    unknown = [key if isinstance(key, str) else shown(key) for key in value if key not in known]
     if unknown:
         raise InvalidRequestError(
             f"structured_outputs has no field {', '.join(unknown)}; known: {', '.join(known)}.",

@@ -7,15 +7,12 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, shown
 
 
 def refuse(param: str, value: object, allowed: str) -> InvalidRequestError:
     """The error for `value` of field `param`; `allowed` says what would be right; long values are cut."""
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return InvalidRequestError(f"{param} must be {allowed}, got {shown}.", param=param)
+    return InvalidRequestError(f"{param} must be {allowed}, got {shown(value)}.", param=param)
 
 
 def integer(param: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -25,7 +22,7 @@ def integer(param: str, value: Any, low: int | None = None, high: int | None = N
         raise refuse(param, value, allowed)
     try:
         number = operator.index(value)
-    except TypeError:
+    except Exception:  # TypeError, or whatever the value's own method raises
         raise refuse(param, value, allowed) from None
     if (low is not None and number < low) or (high is not None and number > high):
         raise refuse(param, value, allowed)
@@ -44,7 +41,7 @@ def number(param: str, value: Any, allowed: str, low: float, high: float, *, ope
         raise refuse(param, value, allowed)
     try:
         result = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # TypeError, ValueError, OverflowError, or whatever the value's own method raises
         raise refuse(param, value, allowed) from None
     if not math.isfinite(result) or not low <= result <= high or (open_low and result == low):
         raise refuse(param, value, allowed)
@@ -108,4 +105,7 @@ def logit_bias(param: str, value: Any, limit: int) -> dict[int, float] | None:
 def _items(param: str, value: Any, allowed: str) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refuse(param, value, allowed)
-    return tuple(value)
+    try:
+        return tuple(value)
+    except Exception:  # an iterator's own
+        raise refuse(param, value, allowed) from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from llmkit.errors import PluginError
+from llmkit.errors import PluginError, described, shown
 from llmkit.hookspecs.scheduler import Load, SchedulerPolicy
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.request import Request, View
@@ -75,7 +75,7 @@ class GuardedQueue:
         view = self._call("peek", self._policy.peek, None)
         request = self._known(view)
         if request is None:
-            self._fault("peek", f"returned {view!r:.80}, which does not wait, while {len(self)} do")
+            self._fault("peek", f"returned {shown(view)}, which does not wait, while {len(self)} do")
             if isinstance(view, View):
                 self._call("remove", lambda: self._policy.remove(view), None)
             request = next(iter(self._waiting.values()))
@@ -87,7 +87,7 @@ class GuardedQueue:
         del self._waiting[request.view]
         if view is request.view:
             return
-        self._fault("pop", f"returned {view!r:.80} instead of {request.view!r}")
+        self._fault("pop", f"returned {shown(view)} instead of {request.view!r}")
         self._call("remove", lambda: self._policy.remove(request.view), None)
         other = self._known(view)
         if other is not None:
@@ -101,7 +101,7 @@ class GuardedQueue:
             if request.view is view:
                 return request
         if view is not None:
-            self._fault("victim", f"returned {view!r:.80}, which does not run")
+            self._fault("victim", f"returned {shown(view)}, which does not run")
         return running[-1]
 
     def admit(self, request: Request, load: Load) -> bool:
@@ -111,7 +111,7 @@ class GuardedQueue:
         """How many of `offered` prompt tokens to compute now, within 1..offered."""
         answer = self._call("chunk", lambda: int(self._policy.chunk(request.view, offered)), offered)
         if not 1 <= answer <= offered:
-            self._fault("chunk", f"returned {answer}, outside 1..{offered}")
+            self._fault("chunk", f"returned {shown(answer)}, outside 1..{offered}")
             return min(max(answer, 1), offered)
         return answer
 
@@ -124,7 +124,7 @@ class GuardedQueue:
         try:
             return call()
         except Exception as error:
-            self._fault(name, f"raised {type(error).__name__}: {error}")
+            self._fault(name, f"raised {described(error)}")
             return default
         finally:
             timing.add(perf_counter() - start)

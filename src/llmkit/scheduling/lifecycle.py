@@ -59,9 +59,7 @@ class Lifecycle:
         for request_id in request_ids:
             if self._news:  # an id may be used again at once: the new request must not get the old one's end
                 self._news = [
-                    news
-                    for news in self._news
-                    if news.request_id != request_id or index not in (None, news.index)
+                    news for news in self._news if news.request_id != request_id or index not in (None, news.index)
                 ]
             group = self._groups.get(request_id)
             if group is None:

@@ -13,6 +13,8 @@ from llmkit.scheduling.plan_builder import PlanBuilder
 from llmkit.scheduling.running import RunningSet
 from llmkit.scheduling.sequence_memory import SequenceMemory
 
+WORTH_WAITING_FOR = 128  # tokens of a shared prefix: to compute fewer twice costs less than a step's delay
+
 
 class Planner:
     """The one rule: every request gets the tokens that bring its computed tokens up to its expected ones, within
@@ -139,11 +141,34 @@ class Planner:
                 if not self._queue.admit(request, self._load(batch)):
                     return
             self._blocked = None
+            if self._prefix_is_being_computed(batch, request):
+                return
             if self._enter(batch, request, alone):
                 continue
             if not alone:
                 return
             self._end_stuck(request)
+
+    def _prefix_is_being_computed(self, batch: PlanBuilder, request: Request) -> bool:
+        """Whether a row of this step computes at least half of what `request` would have to compute, for the cache.
+
+        It is then better off a step later. That cannot go on for ever, as each such step gets on with a prompt.
+        """
+        if not self._memory.manager.prefix_caching or request.wants_prompt_logprobs:
+            return False
+        tokens, missing = request.token_ids, None
+        for row, num_new in zip(batch.requests, batch.num_new, strict=True):
+            if num_new < WORTH_WAITING_FOR or row.token_ids[0] != tokens[0]:
+                continue
+            if row.cache_salt != request.cache_salt or row.extra_keys != request.extra_keys:
+                continue
+            if missing is None:
+                cached = self._memory.manager.lookup(request).num_tokens
+                missing = cached + max(WORTH_WAITING_FOR, (len(tokens) - cached) // 2)
+            first = row.num_computed_tokens
+            if first < missing <= first + num_new and row.token_ids[:missing] == tokens[:missing]:
+                return True
+        return False
 
     def _enter(self, batch: PlanBuilder, request: Request, alone: bool) -> bool:
         """Admit `request` if budget and blocks suffice; `alone`, with fewer tokens of its prompt if need be."""

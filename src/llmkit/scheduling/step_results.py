@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from llmkit.errors import EngineError
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput
@@ -25,7 +27,10 @@ class StepResults:
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Update the requests of `plan`, in row order. Raises EngineError if the result does not fit the plan."""
-        tokens: list[int] = result.token_ids.tolist()
+        token_ids = result.token_ids
+        if not isinstance(token_ids, np.ndarray) or token_ids.dtype.kind != "i" or token_ids.ndim != 1:
+            raise EngineError("The step returned token ids that are no array of integers.")
+        tokens: list[int] = token_ids.tolist()
         if len(tokens) != len(plan.requests):
             raise EngineError(f"The step returned {len(tokens)} tokens for {len(plan.requests)} rows.")
         outputs: list[EngineOutput] = []
@@ -45,8 +50,8 @@ class StepResults:
             else:
                 if end >= request.commit_at:
                     self._memory.commit(request, end)
-                token_ids = request.token_ids
-                token_ids.append(token)
+                known = request.token_ids
+                known.append(token)
                 output = EngineOutput(
                     request_id=request.request_id,
                     index=request.index,
@@ -54,7 +59,7 @@ class StepResults:
                     num_cached_tokens=request.num_cached_tokens,
                     num_preemptions=request.num_preemptions,
                 )
-                if token in request.stop_token_ids or len(token_ids) >= request.stop_at:
+                if token in request.stop_token_ids or len(known) >= request.stop_at:
                     self._stop(request, token, output)
             if logprobs and row in logprobs:
                 output.logprobs = [logprobs[row]]
