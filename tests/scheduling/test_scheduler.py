@@ -29,6 +29,26 @@ class TestPlans:
         assert [plan.num_computed.tolist() for plan in plans] == [[0], [5], [10], [12]]
         run.check_answers()
 
+    @pytest.mark.parametrize("shared", [160, 40])
+    def test_a_long_shared_prefix_is_computed_once(self, shared):
+        run, plans = recorded(block_size=16, num_blocks=100, max_model_len=1000, max_num_batched_tokens=1000)
+        for i in range(3):
+            run.add(f"r{i}", [*range(shared), *([300 + i] * 20)], 2)
+        run.run()
+        length = shared + 20
+        if shared == 160:
+            assert [plan.num_new.tolist() for plan in plans] == [[length], [1, 20, 20], [1, 1]]
+        else:  # not worth waiting for
+            assert plans[0].num_new.tolist() == [length] * 3
+        run.check_answers()
+
+    def test_others_with_another_salt_do_not_wait_for_a_prefix(self):
+        run, plans = recorded(block_size=16, num_blocks=100, max_model_len=1000, max_num_batched_tokens=1000)
+        for salt in ("a", "b"):
+            run.add(salt, list(range(200)), 2, cache_salt=salt)
+        run.run()
+        assert plans[0].num_new.tolist() == [200, 200]
+
     def test_running_requests_come_before_waiting_ones(self):
         run, plans = recorded(max_num_batched_tokens=6)
         run.add("a", [1] * 4, 5)
