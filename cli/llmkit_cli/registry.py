@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from llmkit.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,23 @@ BUILTIN_COMMANDS: dict[str, BuiltinCommand] = {
 
 def plugin_commands() -> dict[str, str]:
     """Names of installed plugin commands → a line for the help; read from metadata, nothing is imported."""
+    rows = [row for row in discover().find("command") if row.state != "disabled"]
+    return {row.name: f"From the package {row.distribution}." for row in rows if row.name not in BUILTIN_COMMANDS}
+
+
+def discover() -> Registry:
+    """The registry as the environment configures it, `LLMKIT_SAFE_MODE` and `LLMKIT_DISABLE_PLUGINS` among others.
+
+    Reading the configuration takes a while, so it is done only where a plugin command is installed at all.
+    """
     from llmkit.registry import Registry
 
-    rows = Registry.discover().find("command")
-    return {row.name: f"From the package {row.distribution}." for row in rows if row.name not in BUILTIN_COMMANDS}
+    registry = Registry.discover()
+    if not registry.find("command"):
+        return registry
+    from llmkit.config import load_config
+
+    return Registry.discover(load_config().config.plugins)
 
 
 def load_command(name: str) -> typer.Typer | None:
@@ -44,8 +61,8 @@ def load_command(name: str) -> typer.Typer | None:
         return app
     if name not in plugin_commands():
         return None
-    from llmkit.registry import Registry, detect_environment
+    from llmkit.registry import detect_environment
 
-    plugin_app = Registry.discover().create("command", name, detect_environment())
+    plugin_app = discover().create("command", name, detect_environment())
     assert isinstance(plugin_app, typer.Typer)
     return plugin_app

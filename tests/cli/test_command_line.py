@@ -220,6 +220,12 @@ def test_plugin_commands_are_mounted(tmp_path):
         [sys.executable, "-m", "llmkit_cli", "hello", "world"], capture_output=True, text=True, env=env
     )
     assert ran.stdout == "hello world\n"
+    for switch in ({"LLMKIT_SAFE_MODE": "1"}, {"LLMKIT_DISABLE_PLUGINS": "command:hello"}):
+        off = subprocess.run(
+            [sys.executable, "-m", "llmkit_cli", "hello", "world"], capture_output=True, text=True, env=env | switch
+        )
+        assert off.returncode == 2
+        assert "hello" in off.stderr
 
 
 BROKEN = {

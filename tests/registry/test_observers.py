@@ -54,6 +54,7 @@ def registry(site: Any) -> Registry:
 
 
 def test_none_is_active_unless_named(registry: Registry, cpu: Any) -> None:
+    """B78: an empty list activates nothing."""
     assert registry.observers([], cpu) == ()
     assert {row.state for row in registry.find("extension")} == {"found"}
 
@@ -92,5 +93,6 @@ def test_exceptions_are_logged_once_in_a_while(registry: Registry, cpu: Any, cap
 
 
 def test_unknown_extension_is_an_error(registry: Registry, cpu: Any) -> None:
+    """B78: a list that names one that is not installed is not passed over in silence."""
     with pytest.raises(PluginError, match=r"no extension plugin 'missing'.*bad, watch"):
         registry.observers(["watch", "missing"], cpu)
