@@ -270,3 +270,7 @@ def test_calls_of_plugins_are_counted():
     assert policy.calls["add"].calls == policy.calls["pop"].calls == 2
     assert policy.calls["peek"].seconds > 0
     assert ("scheduler", "fcfs") not in timings
+    steps = timings["executor", "inline"].calls["submit"].calls
+    assert steps >= 6
+    assert timings["model", "LlamaForCausalLM"].calls["forward"].calls == steps
+    assert timings["attention", "torch"].calls["plan"].calls == steps

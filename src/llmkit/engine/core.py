@@ -12,6 +12,7 @@ from typing import Any
 from llmkit.engine.stats import EngineStats, StepStats
 from llmkit.errors import EngineClosedError, EngineError, described
 from llmkit.hookspecs.executor import Executor, StepHandle
+from llmkit.registry.timings import CallTiming
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.scheduling.plan import StepPlan, StepResult
 from llmkit.scheduling.scheduler import Scheduler
@@ -33,12 +34,20 @@ class EngineCore:
     """Runs the step loop. All methods are called from one thread.
 
     observers: objects with `llmkit_step_finished(stats=…)` and `llmkit_request_finished(request=…)`, both optional;
-    what they raise is logged and goes no further.
+    what they raise is logged and goes no further. executor_calls: takes count and time of the executor's `submit`.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, observers: Sequence[object] = ()) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        observers: Sequence[object] = (),
+        executor_calls: dict[str, CallTiming] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        calls = {} if executor_calls is None else executor_calls
+        self._submissions = calls.setdefault("submit", CallTiming())
         self._depth = max(1, min(scheduler.max_concurrent_steps, executor.max_concurrent_steps))
         self._in_flight: deque[_Submitted] = deque()
         self._on_step = _hooks(observers, "llmkit_step_finished")
@@ -146,6 +155,7 @@ class EngineCore:
                 handle = self.executor.submit(plan)
             except Exception as raised:
                 error = raised
+            self._submissions.add(time.perf_counter() - planned)
             self._in_flight.append(_Submitted(plan, handle, error, planned - start))
 
     def _wait(self, submitted: _Submitted) -> StepResult | None:

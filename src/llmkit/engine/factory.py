@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.scheduler import SchedulerPolicy
     from llmkit.kv_cache.events import KVEvent
-    from llmkit.registry import CallTiming, Observer
+    from llmkit.registry import Observer
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,9 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
         layout = layout_of(report, config)
         executor.allocate(layout)
-        scheduler = Scheduler(
-            config, layout, policy, max_concurrent_steps, _kv_listener(observers), _calls_of_policy(prepared)
-        )
-        core = EngineCore(scheduler, executor, observers)
+        calls = prepared.registry.calls
+        scheduler = Scheduler(config, layout, policy, max_concurrent_steps, _kv_listener(observers), calls("scheduler"))
+        core = EngineCore(scheduler, executor, observers, calls("executor"))
     except BaseException:
         executor.close()
         raise
@@ -171,13 +170,6 @@ def _policy(prepared: PreparedModel) -> SchedulerPolicy:
     policy = prepared.registry.create("scheduler", prepared.config.scheduler.policy, prepared.environment)
     assert isinstance(policy, SchedulerPolicy)
     return policy
-
-
-def _calls_of_policy(prepared: PreparedModel) -> dict[str, CallTiming] | None:
-    """Where the calls of the policy that was just chosen are counted, see `Registry.timings`."""
-    chosen = next(s for s in reversed(prepared.registry.selections) if s.kind == "scheduler")
-    timing = prepared.registry.timings.find("scheduler", chosen.name, chosen.distribution)
-    return None if timing is None else timing.calls
 
 
 def _kv_listener(observers: Sequence[Observer]) -> Callable[[KVEvent], None] | None:

@@ -134,7 +134,8 @@ def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.
     lengths[: tokens % rows] += 1
     batch = _unwritten_batch(lengths, built.page_size, device)
     layout = built.layout(2)
-    context = forward_context(built.backend, [batch] * len(layout.groups), groups_by_layer(layout), kv.layers)
+    metadata = [built.backend.plan(batch) for _ in layout.groups]
+    context = forward_context(built.backend, metadata, groups_by_layer(layout), kv.layers)
     ids = torch.zeros(tokens, dtype=torch.int64, device=device)
     hidden = built.model.forward(ids, ids, context)
     _sample_all(built.model.logits(hidden[:rows]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from llmkit.execution.input_batch import InputBatch, StepInputs
 from llmkit.execution.kv_tensors import KVTensors
 from llmkit.execution.prompt_scoring import PromptScorer
 from llmkit.layers.context import ForwardContext
+from llmkit.registry.timings import CallTiming
 from llmkit.sampling.sampler import Sampler
 from llmkit.scheduling.plan import StepResult
 
 if TYPE_CHECKING:
-    from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch
+    from llmkit.hookspecs.attention import AttentionBackend
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.scheduling.plan import StepPlan
@@ -36,8 +38,13 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        model_calls: dict[str, CallTiming] | None = None,
+        attention_calls: dict[str, CallTiming] | None = None,
     ) -> None:
+        """model_calls, attention_calls: take count and host time of what is called once a step."""
         self._model = model
+        self._forward_timing = _timing(model_calls, "forward")
+        self._plan_timing = _timing(attention_calls, "plan")
         self._vocab_size = vocab_size
         self._backend = backend
         self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
@@ -54,8 +61,13 @@ class ModelRunner:
         if not plan.num_rows:
             return result
         inputs = self._batch.prepare(plan)
-        context = forward_context(self._backend, inputs.batches, self._group_of_layer, self._kv.layers)
+        start = perf_counter()
+        metadata = [self._backend.plan(batch) for batch in inputs.batches]
+        planned = perf_counter()
+        self._plan_timing.add(planned - start)
+        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)
         if len(inputs.sampling_rows):
             self._sample(plan, inputs, hidden, result)
@@ -91,13 +103,16 @@ class ModelRunner:
 
 def forward_context(
     backend: AttentionBackend,
-    batches: Sequence[AttentionBatch],
+    metadata: Sequence[Any],
     group_of_layer: Sequence[int],
     kv_caches: list[torch.Tensor],
 ) -> ForwardContext:
-    """Plan the backend's metadata once a group; the layers of a group share it."""
-    metadata = [backend.plan(batch) for batch in batches]
+    """metadata: what `backend.plan` has returned, once a group; the layers of a group share it."""
     return ForwardContext(backend, [metadata[group] for group in group_of_layer], kv_caches)
+
+
+def _timing(calls: dict[str, CallTiming] | None, name: str) -> CallTiming:
+    return CallTiming() if calls is None else calls.setdefault(name, CallTiming())
 
 
 def groups_by_layer(layout: KVCacheLayout) -> list[int]:

@@ -74,6 +74,7 @@ class Worker:
         if self._built is None:
             raise EngineClosedError("The worker has no model: load must come before allocate.")
         length, _, sequences = limits(self._setup.config)
+        calls = self._setup.registry.calls
         with _device_memory_explained("the KV cache"):
             self._runner = ModelRunner(
                 self._built.model,
@@ -83,6 +84,8 @@ class Worker:
                 max_num_seqs=sequences,
                 max_model_len=length,
                 device=self._device,
+                model_calls=calls("model"),
+                attention_calls=calls("attention"),
             )
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -170,8 +170,9 @@ class LLM:
         return self._running().client.stats()
 
     def plugin_timings(self) -> tuple[PluginTiming, ...]:
-        """What every plugin that was loaded has cost so far: seconds to import it and to build its object, and calls
-        with their time where they are counted (scheduling policies, extensions). Raises EngineClosedError."""
+        """What every plugin that was loaded has cost so far: seconds to import it and to build its object, and count
+        and host time of the calls that are made about once a step (scheduler, executor, model, attention, extensions).
+        Raises EngineClosedError."""
         return tuple(self.engine.prepared.registry.timings)
 
     def reset_prefix_cache(self) -> bool:

@@ -22,7 +22,7 @@ from llmkit.registry.policy import PluginPolicy, policy_from
 from llmkit.registry.resolution import conflict_reason, resolve_choice
 from llmkit.registry.rows import FROM_PYTHON, PluginRow
 from llmkit.registry.selection import Selection
-from llmkit.registry.timings import Timings
+from llmkit.registry.timings import CallTiming, Timings
 
 if TYPE_CHECKING:
     from llmkit.config import PluginsConfig
@@ -218,6 +218,15 @@ class Registry:
     def _record(self, plugin: LoadedPlugin, choice: str, reason: str, rejected: dict[str, str]) -> None:
         row = plugin.row
         self.selections.append(Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected))
+
+    def calls(self, kind: str) -> dict[str, CallTiming]:
+        """Where the calls of the plugin of `kind` that was chosen last are counted: name of the function → calls and
+        time, to add to. Part of `timings`. Raises PluginError if none has been chosen."""
+        chosen = next((s for s in reversed(self.selections) if s.kind == kind), None)
+        timing = self.timings.find(kind, chosen.name, chosen.distribution) if chosen else None
+        if timing is None:
+            raise PluginError(f"No {kind} plugin has been chosen yet.")
+        return timing.calls
 
     # ---- extensions, checks, child processes
 
