@@ -160,6 +160,19 @@ def test_doctor_judges_for_the_device(llmkit):
     assert rows["attention", "torch"]["usable"]
 
 
+def test_doctor_judges_for_a_device_that_is_not_here(llmkit, tmp_path):
+    file = tmp_path / "engine.toml"
+    file.write_text('[scheduler]\npolicy = "priority"\n', encoding="utf-8")
+    code, out, _ = llmkit("plugins", "doctor", "--device", "cuda", "--json", "--config", str(file))
+    assert code == 0
+    rows = {(row["kind"], row["name"]): row for row in json.loads(out)}
+    assert rows["attention", "torch"]["usable"]
+    assert not rows["attention", "cpu"]["usable"]
+    assert "CPU" in rows["attention", "cpu"]["reasons"][0]
+    assert [name for (kind, name), row in rows.items() if kind == "scheduler" and row["selected"]] == ["priority"]
+    assert llmkit("plugins", "doctor", "--device", "tpu")[0] == 2
+
+
 def test_collect_env_as_json(llmkit):
     code, out, _ = llmkit("collect-env", "--json")
     assert code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,6 +150,9 @@ def doctor(
     device: Annotated[
         str, typer.Option(help='Judge for this device type: "cpu" or "cuda"; auto: what is here.')
     ] = "auto",
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="A TOML or YAML file, to see what it selects.")
+    ] = None,
     as_json: JsonOption = False,
     safe_mode: SafeModeOption = False,
 ) -> None:
@@ -157,11 +161,13 @@ def doctor(
 
     from llmkit.config import load_config
     from llmkit.engine.device import resolve_device
-    from llmkit.registry import detect_environment
+    from llmkit.registry import Registry, detect_environment
 
-    config = load_config().config
-    registry = discover(safe_mode)
-    environment = detect_environment(resolve_device(device))
+    flags = {"plugins.safe_mode": True} if safe_mode else {}
+    config = load_config(flags=flags, file=config_file).config
+    registry = Registry.discover(config.plugins)
+    # What would work on a GPU can be asked on a machine that has none; its compute capability is then unknown.
+    environment = detect_environment(device if device == "cuda" else resolve_device(device))
     rows = registry.doctor(environment, choices_of(config))
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
