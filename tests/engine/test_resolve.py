@@ -82,6 +82,7 @@ def test_lengths():
     assert longest_sequence({"max_position_embeddings": 100, "rope_scaling": yarn}) == 400
     assert longest_sequence({"max_position_embeddings": 400, "rope_scaling": yarn}) == 400
     assert longest_sequence({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 2}}) == 200
+    assert longest_sequence({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2}}) == 100
     llama = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 100}
     assert longest_sequence({"max_position_embeddings": 800, "rope_scaling": llama}) == 800
     for wrong in ({}, {"max_position_embeddings": 0}, {"max_position_embeddings": "8k"}):

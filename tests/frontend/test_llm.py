@@ -216,6 +216,18 @@ def test_settings_that_cannot_work(changes, error, words):
         tiny(**changes)
 
 
+def test_a_model_with_dynamic_rope_starts_with_default_settings():
+    """Up to the length it was trained for, where it is the plain embedding."""
+    rope = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    with tiny(shape=rope) as stretched, tiny() as plain:
+        assert stretched.config.model.max_model_len == 256
+        prompt = list(range(3, 90))
+        both = [one.generate(prompt, FREE)[0].outputs[0].token_ids for one in (stretched, plain)]
+        assert both[0] == both[1]
+    with pytest.raises(ConfigError, match="1 to 256"):
+        tiny(shape=rope, max_model_len=300)
+
+
 def test_metrics_of_a_request(llm):
     metrics = llm.generate([1, 2, 3], FREE)[0].metrics
     times = [metrics.arrival_time, metrics.first_scheduled_time, metrics.first_token_time]

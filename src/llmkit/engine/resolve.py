@@ -60,7 +60,8 @@ def stated_dtype(model_config: Mapping[str, Any]) -> str | None:
 
 def longest_sequence(model_config: Mapping[str, Any]) -> int:
     """How many tokens the model allows: max_position_embeddings, stretched by those kinds of rotary scaling whose
-    factor is not already in it. Raises ModelError if config.json does not say."""
+    factor is not already in it. "dynamic" is not stretched: its frequencies would change with the length of a
+    sequence, and with them every key in the cache. Raises ModelError if config.json does not say."""
     limit = model_config.get("max_position_embeddings")
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ModelError(f"The model's config.json needs max_position_embeddings of at least 1, got {limit!r}.")
@@ -71,7 +72,7 @@ def longest_sequence(model_config: Mapping[str, Any]) -> int:
     factor = scaling.get("factor")
     if not isinstance(factor, (int, float)):
         return limit
-    if kind in ("linear", "dynamic"):
+    if kind == "linear":
         return int(limit * factor)
     if kind == "yarn":
         return max(limit, int(scaling.get("original_max_position_embeddings", limit) * factor))
