@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
 import pytest
 
 from llmkit import InvalidRequestError, RequestOptions, SamplingParams
@@ -203,3 +204,17 @@ def test_streams_and_batches_at_the_same_time(llm, facts):
     other = llm.generate(facts.g2, SamplingParams(temperature=0, max_tokens=10))[0].outputs[0].token_ids
     got += [i for output in stream for i in output.outputs[0].token_ids]
     assert (got, other) == (facts.g1_ids, facts.g2_ids)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.2, "top_p": 0.95, "seed": 11}])
+def test_an_answer_goes_on_after_a_restart(llm, make_llm, facts, params):
+    """Another engine is given the tokens that the first one has produced; the rest is the same, seeded or greedy."""
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, frequency_penalty=0.5, **params)
+    whole = llm.generate(facts.g1, sampling)[0].outputs[0].token_ids
+    request = llm._inputs.prepare(facts.g1, sampling).engine_request
+    core = make_llm().engine.core
+    core.add(msgspec.structs.replace(request, prior_output_token_ids=tuple(whole[:5])))
+    rest = []
+    while core.has_work():
+        rest += [i for output in core.step() for i in output.new_token_ids]
+    assert rest == whole[5:]
