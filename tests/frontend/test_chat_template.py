@@ -132,3 +132,69 @@ def test_what_templates_are_written_for():
     )
     assert render(source, [USER, USER], variables={"x": 7}) == '<s>{"a": "é<"}%7'
     assert "may not set messages" in refusal(source, variables={"messages": []})
+
+
+GROW = "{% set ns = namespace(x=START) %}{% for i in range(80) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        GROW.replace("START", "'aaaa'").replace("STEP", "ns.x ~ ns.x"),
+        GROW.replace("START", "'aaaa'").replace("STEP", "ns.x + ns.x"),
+        GROW.replace("START", "[1]").replace("STEP", "ns.x + ns.x"),
+        GROW.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]"),
+        GROW.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("{{ ns.x }}", "{{ ns.x | tojson }}"),
+        GROW.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("{{ ns.x }}", "{{ ns.x == [] }}"),
+        GROW.replace("START", "99").replace("STEP", "ns.x * ns.x"),
+        GROW.replace("START", "99").replace("STEP", "ns.x ** 99"),
+        "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+        "{% set x = 'a' * 1000000 %}{% set y %}{% for i in range(99999) %}{{ x }}{% endfor %}{% endset %}",
+        "{% for i in range(99999) %}" + "y" * 10_000 + "{% endfor %}",
+        "{% set x = 'a' * 1000000 %}{{ x | replace('a', x) }}",
+        "{% set x = 'a' * 1000000 %}{{ x.replace('', x) }}",
+        "{% set x = 'a' * 1000000 %}{{ (['b'] * 1000000) | join(x) }}",
+        "{% set x = 'a' * 1000000 %}{{ x.join(['b'] * 1000000) }}",
+        "{{ ['a' * 1000000] * 100000 }}",
+        "{{ 'a'.ljust(2000000000) }}",
+        "{{ 'a'.zfill(2000000000) }}",
+        "{{ '%2000000000d' % 1 }}",
+        "{{ '%2000000000d' | format(1) }}",
+        "{{ '%*d' | format(2000000000, 1) }}",
+        "{{ '{:>2000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 2000000000) }}",
+        "{{ ('\n' * 1000000) | indent(10000, true, true) }}",
+        "{{ ([1] * 100000) | tojson(indent=10000) }}",
+        "{{ ('\t' * 1000000).expandtabs(10000) }}",
+        "{{ ([[1] * 1000] * 100000) | sum(start=[]) }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 1" + " + 1" * 20000 + " }}",
+    ],
+)
+def test_small_programs_that_ask_for_much(source):
+    """Refused before the memory is taken: the limit of the address space is far below what they ask for."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        now = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**30, limits[1]))
+    try:
+        assert "MemoryError" not in refusal(source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_slow_program_is_ended(monkeypatch):
+    from llmkit.frontend import template_sandbox
+
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
+    source = "{% set x = range(99999) | list %}{% for i in range(99999) %}{% if 5.5 in x %}{% endif %}{% endfor %}"
+    assert "longer than 0.05 seconds" in refusal(source)
+
+
+def test_long_chats_are_no_bombs():
+    chat = [{"role": "user", "content": "word " * 20_000}] * 100
+    built = "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content[:500] %}{% endfor %}"
+    assert len(render(CHATML, chat)) > 100 * 100_000
+    assert len(render(built + "{{ ns.x }}", chat)) == 50_000
