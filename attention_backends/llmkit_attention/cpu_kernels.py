@@ -277,12 +277,12 @@ def _write_kernel(args: Any) -> None:
         start = ops.take(args, 0) * piece
         if start >= tokens:
             break
-        for t in range(start, min(start + piece, tokens)):
-            slot = ops.iload64(slots + 8 * t)
-            if slot < 0:
-                continue
-            page, offset = slot >> shift, slot & ((1 << shift) - 1)
-            for h in range(heads):
+        for h in range(heads):  # a head's part of a page is written in one go: one jump a page, not one a token
+            for t in range(start, min(start + piece, tokens)):
+                slot = ops.iload64(slots + 8 * t)
+                if slot < 0:
+                    continue
+                page, offset = slot >> shift, slot & ((1 << shift) - 1)
                 source = 4 * (t * heads + h) * d
                 target = kv + 4 * ((((page * 2) * heads + h) << shift) + offset) * d
                 values = target + 4 * ((heads << shift) * d)
