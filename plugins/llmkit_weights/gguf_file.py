@@ -191,9 +191,11 @@ class GgufFile:
         return array
 
     def _after_strings(self, count: int) -> int:
-        data, position, unpack = self._data, self._position, _U64.unpack_from
+        data, position, unpack, size = self._data, self._position, _U64.unpack_from, len(self._data)
         for _ in range(count):
             position += 8 + unpack(data, position)[0]
+            if position > size:  # beyond 2**63, unpacking would raise another error
+                raise IndexError(position)
         return position
 
     def _items(self, array: _Array) -> Iterator[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ModelError
+from llmkit.errors import ModelError, described
 from llmkit.hookspecs import PluginInfo, hookimpl
 from llmkit.hookspecs.weights import WeightsFormat
 
@@ -38,22 +39,26 @@ class GgufFormat(WeightsFormat):
     def config(self, path: Path) -> dict[str, Any]:
         from llmkit_weights.gguf_config import model_config
 
-        return model_config(self._file(path))
+        with _damage_explained(path):
+            return model_config(self._file(path))
 
     def generation_config(self, path: Path) -> dict[str, Any]:
         from llmkit_weights.gguf_config import generation_config
 
-        return generation_config(self._file(path))
+        with _damage_explained(path):
+            return generation_config(self._file(path))
 
     def tokenizer(self, path: Path) -> Tokenizer | None:
         from llmkit_weights.gguf_tokenizer import build_tokenizer
 
-        return build_tokenizer(self._file(path))
+        with _damage_explained(path):
+            return build_tokenizer(self._file(path))
 
     def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         from llmkit_weights.gguf_values import read_tensors
 
-        return read_tensors(self._file(path), config)
+        with _damage_explained(path):
+            yield from read_tensors(self._file(path), config)
 
     def size_bytes(self, path: Path) -> int | None:
         from llmkit_weights.gguf_names import is_derived
@@ -71,6 +76,22 @@ class GgufFormat(WeightsFormat):
         if self._opened is None or self._opened[0] != key:
             self._opened = (key, GgufFile(file_path))
         return self._opened[1]
+
+
+@contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """Every value in a file may have been changed into any other, of any type: what reading them then raises is the
+    file's fault, down to panics of the tokenizer library, which are no Exceptions."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"{path} is damaged: its metadata cannot be made sense of ({described(error)}).", hint="Fetch it again."
+        ) from error
 
 
 def _single_file(folder: Path) -> Path:

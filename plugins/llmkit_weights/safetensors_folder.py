@@ -89,13 +89,13 @@ def _indexed_files(folder: Path) -> TensorFiles:
 def _read_index(file: Path) -> dict[str, str]:
     try:
         content: Any = json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: reject_duplicates(file, pairs))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{file} has no weight_map.")
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or Path(file_name).name != file_name or len(file_name.encode()) > 255:
             raise ModelError(f"{file} puts tensor {name} in {file_name!r}, which is no file name in its folder.")
     return weight_map
 

@@ -237,3 +237,26 @@ def test_a_tokenizer_that_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     with pytest.raises(ModelError, match=r"has no tokenizer\.json, and .*--tokenizer"):
         load_hf_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("tokenizer_config.json", b'{"additional_special_tokens": 5}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": 1}]}'),
+        ("tokenizer_config.json", b'{"bos_token": "\\ud800"}'),
+        ("chat_template.jinja", b"\xff\xfe"),
+    ],
+)
+def test_damaged_files_beside_the_tokenizer(tmp_path, name, content):
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    from llmkit.errors import ModelError
+    from llmkit.frontend.tokenizers_hf import load_hf_tokenizer
+
+    Backend(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=r"damaged|not valid JSON"):
+        load_hf_tokenizer(tmp_path)

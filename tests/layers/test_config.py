@@ -157,3 +157,11 @@ def test_bad_values_are_named(changes: dict[str, Any], parts: list[str]) -> None
 def test_unusable_layer_types_are_named_by_index(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(ModelError, match=rf"layer_types\[1\].*{part}"):
         read(**changes).window_by_layer(1)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "hidden_size"])
+def test_numbers_beyond_any_model(key):
+    """A damaged file must not ask for billions of layers: they would be built one by one."""
+    raw = {"num_attention_heads": 4, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8}
+    with pytest.raises(ModelError, match=f"{key} = .*at most"):
+        DecoderConfig.from_hf(raw | {key: 2**31})

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
@@ -253,6 +255,47 @@ def test_a_replaced_file_is_read_anew(write_gguf: WriteGguf, make_tensors: Calla
     reader = GgufFormat()
     assert reader.config(write_gguf(make_tensors()))["tie_word_embeddings"] is True
     assert reader.config(write_gguf(make_tensors(head=True)))["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_damage_is_explained(write_gguf: WriteGguf, tensors: Tensors, seed: int) -> None:
+    """Bytes of the header changed at random, or the file cut: a ModelError, or a file that is as good as before."""
+
+    def metadata(writer: Any) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(["a", "b", "ab"])
+        writer.add_token_types([1, 1, 1])
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(2)
+
+    path = write_gguf(tensors, metadata=metadata)
+    whole = path.read_bytes()
+    header = min(tensor.start for tensor in GgufFormat()._file(path).tensors.values())
+    random = Random(seed)
+    for _ in range(150):
+        damaged = bytearray(whole[: random.randrange(1, header)] if random.random() < 0.2 else whole)
+        for _ in range(random.choice([1, 1, 4])):
+            damaged[random.randrange(min(header, len(damaged)))] = random.choice(
+                [0, 1, 4, 8, 127, 255, random.randrange(256)]
+            )
+        path.write_bytes(damaged)
+        reader = GgufFormat()
+        with suppress(ModelError):
+            config = reader.config(path)
+            reader.generation_config(path)
+            reader.tokenizer(path)
+            for _ in reader.tensors(path, config):
+                pass
+
+
+@pytest.mark.parametrize(("key", "value"), [("llama.attention.head_count", 0), ("llama.embedding_length", "x")])
+def test_metadata_of_other_types(write_gguf: WriteGguf, tensors: Tensors, key: str, value: Any) -> None:
+    reader = GgufFormat()
+    path = write_gguf(tensors)
+    reader._file(path)._values[key] = value
+    with pytest.raises(ModelError, match="damaged"):
+        reader.config(path)
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llmkit.errors import EngineClosedError, OutOfMemoryError
+from llmkit.errors import EngineClosedError, OutOfMemoryError, described
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
 from llmkit.execution.freeing import give_back_memory
 from llmkit.execution.measuring import (
@@ -28,6 +28,9 @@ from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 if TYPE_CHECKING:
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.scheduling.plan import StepPlan, StepResult
+
+
+_NO_HOST_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
 
 
 class Worker:
@@ -152,4 +155,12 @@ def _device_memory_explained(what: str) -> Iterator[None]:
         raise OutOfMemoryError(
             f"The GPU has no memory left for {what}: {str(error).splitlines()[0]}",
             hint="Lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs, or free the GPU.",
+        ) from error
+    except (RuntimeError, MemoryError) as error:
+        # On the host torch raises a plain RuntimeError, also if the number of bytes is beyond 64 bits.
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in _NO_HOST_MEMORY):
+            raise
+        raise OutOfMemoryError(
+            f"There is no memory for {what}: {described(error).splitlines()[0]}",
+            hint="Lower max_num_batched_tokens or max_num_seqs, or use a smaller model.",
         ) from error

@@ -17,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path.parent} has no {path.name}.") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a JSON {type(content).__name__}, not an object.")

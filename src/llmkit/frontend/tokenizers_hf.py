@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ModelError
+from llmkit.errors import ModelError, described
 from llmkit.frontend.model_files import read_json_if_any
 from llmkit.frontend.tokenizers_fast import FastTokenizer
 
@@ -30,6 +30,15 @@ def load_hf_tokenizer(path: Path) -> FastTokenizer | None:
         if any((folder / name).is_file() for name in _SLOW_FILES):
             return _convert_with_transformers(folder)
         return None
+    try:
+        return _load_fast(folder, tokenizer_file)
+    except ModelError:
+        raise
+    except Exception as error:  # any value may stand anywhere in these files
+        raise ModelError(f"The tokenizer files of {folder} are damaged: {described(error)}.") from error
+
+
+def _load_fast(folder: Path, tokenizer_file: Path) -> FastTokenizer:
     settings = read_json_if_any(folder / "special_tokens_map.json")
     settings |= read_json_if_any(folder / "tokenizer_config.json")
     backend = _read_backend(tokenizer_file)

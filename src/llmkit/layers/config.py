@@ -10,6 +10,9 @@ from llmkit.errors import ModelError
 from llmkit.layers.config_reader import ConfigReader
 from llmkit.layers.rope_config import RopeConfig, read_rope
 
+MAX_LAYERS = 10_000
+"""Far above any model: every layer is an object, and a damaged file must not ask for two billion of them."""
+
 DTYPES = ("float32", "bfloat16", "float16")
 # Name in config.json → operation of the kernel table, without `_and_mul`.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -83,7 +86,7 @@ class DecoderConfig:
         if heads % kv_heads:
             raise read.bad("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
         head_dim = _head_dim(read, heads)
-        layers = read.integer("num_hidden_layers")
+        layers = read.integer("num_hidden_layers", maximum=MAX_LAYERS)
         max_positions = read.integer_or("max_position_embeddings", 2048)
         # Only where the key exists (Qwen) can a given window be out of use.
         uses_window = read.boolean("use_sliding_window", True)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmkit.errors import ModelError
+from llmkit.errors import ModelError, shown
+
+MAX_INTEGER = 2**31 - 1
 
 
 class ConfigReader:
@@ -26,18 +28,20 @@ class ConfigReader:
     def bad(self, key: str, expected: str) -> ModelError:
         """The error for a present but unusable value."""
         return ModelError(
-            f"The model's config.json has {self._where}{key} = {self.raw.get(key)!r}; it must be {expected}."
+            f"The model's config.json has {self._where}{key} = {shown(self.raw.get(key))}; it must be {expected}."
         )
 
     def missing(self, key: str) -> ModelError:
         return ModelError(f"The model's config.json lacks {self._where}{key}.")
 
-    def integer(self, key: str, *, minimum: int = 1) -> int:
+    def integer(self, key: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         value = self.raw.get(key)
         if value is None:
             raise self.missing(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.bad(key, f"an integer of at least {minimum}")
+        if value > maximum:
+            raise self.bad(key, f"an integer of at most {maximum}")
         return value
 
     def integer_or(self, key: str, default: int, *, minimum: int = 1) -> int:
