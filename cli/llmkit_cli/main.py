@@ -23,6 +23,7 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `--debug` anywhere before `--` shows the whole traceback of an error."""
+    open_missing_streams()
     args, debug = take_debug_flag(list(sys.argv[1:] if arguments is None else arguments))
     try:
         dispatch(args)
@@ -38,6 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         fail(f"Unexpected error: {reason}. Run again with --debug for the details.", EXIT_FAILED, debug)
+
+
+def open_missing_streams() -> None:
+    """A process may be started with its standard streams closed; Python then has None in their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
 
 
 def take_debug_flag(args: list[str]) -> tuple[list[str], bool]:

@@ -286,3 +286,13 @@ def test_broken_plugins_do_not_stop_the_command_line(tmp_path):
     assert "broken 1.0" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert run(*shape, "--set", "plugins.strict=true", "--safe-mode").returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_standard_streams(closed):
+    """Started so, Python has None for the stream."""
+    line = f'"{sys.executable}" -m llmkit_cli generate --model none-such {closed}'
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert result.returncode in (1, 2)
+    assert "Unexpected error" not in result.stderr
+    assert "Traceback" not in result.stderr
