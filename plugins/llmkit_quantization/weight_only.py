@@ -57,7 +57,9 @@ class WeightOnly(QuantizationMethod):
         chosen = self.formats[role]
         if chosen is None:
             return None
-        largest = float(weight.abs().amax())
+        # Not abs(): that would be one more copy of the largest weight.
+        least, most = (float(value) for value in weight.aminmax())
+        largest = max(-least, most) if least == least else least
         if not largest < chosen.limit:
             raise ModelError(
                 f"A weight of {list(weight.shape)} ({role}) has values up to {largest:g}; {chosen.name} can hold "

@@ -96,14 +96,29 @@ class StackedWeight:
         ]
 
     def _load(self, index: int, tensor: torch.Tensor) -> None:
-        if self.plain is None:
-            self.plain = torch.empty(self.shape, dtype=self._dtype, device=self._device)
-        start = sum(s.num_rows for s in self.shards[:index])
-        shard = self.shards[index]
-        self.plain[start : start + shard.num_rows].copy_(tensor[shard.rows, self.columns])
+        if self._can_keep(tensor):
+            self.plain = tensor
+        else:
+            if self.plain is None:
+                self.plain = torch.empty(self.shape, dtype=self._dtype, device=self._device)
+            start = sum(s.num_rows for s in self.shards[:index])
+            shard = self.shards[index]
+            self.plain[start : start + shard.num_rows].copy_(tensor[shard.rows, self.columns])
         self._missing.discard(index)
         if self._missing:
             return
         self.packed = self._quantization.pack(self.plain, self.role)
         if self.packed is not None:
             self.plain = None
+
+    def _can_keep(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is the whole matrix as it is to be held, in memory of its own: then a copy would only
+        double the largest weight for a moment."""
+        return (
+            len(self.shards) == 1
+            and tuple(tensor.shape) == self.shape
+            and tensor.dtype is self._dtype
+            and tensor.device == self._device
+            and tensor.is_contiguous()
+            and tensor.untyped_storage().nbytes() == tensor.nbytes
+        )
