@@ -61,8 +61,10 @@ class CPUAttention(AttentionBackend):
     ) -> torch.Tensor:
         tokens = metadata.num_tokens
         cpu_kernels.write_kv(key[:tokens], value[:tokens], kv_cache, metadata.slot_mapping)
-        wide = query.float().contiguous()
-        output = torch.empty_like(wide)
+        wide = query.float()
+        if not cpu_kernels.dense_rows(wide):
+            wide = wide.contiguous()
+        output = torch.empty(wide.shape)
         if tokens < query.shape[0]:
             output[tokens:] = 0.0
         cpu_kernels.paged_attention(

@@ -40,7 +40,7 @@ prefill_item: Any = None
 # args of _attention_kernel after the counter
 _Q, _KV, _TABLE, _STARTS, _LENS, _OUT, _SCRATCH, _TICKET = 1, 2, 3, 4, 5, 6, 7, 8
 _SEQS, _PAGES, _HQ, _HK, _D, _PAGE_SHIFT, _FORMAT = 9, 10, 11, 12, 13, 14, 15
-_WINDOW, _CAP, _SCALE, _TILE_TOKENS, _SCRATCH_SIZE = 16, 17, 18, 19, 20
+_WINDOW, _CAP, _SCALE, _TILE_TOKENS, _SCRATCH_SIZE, _Q_ROW = 16, 17, 18, 19, 20, 21  # _Q_ROW: elements
 
 
 def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part: int, target: int) -> None:
@@ -142,13 +142,15 @@ def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
     table = args[_TABLE] + 4 * seq * args[_PAGES]
     length = ops.iload(args[_LENS] + 4 * seq)
     first = max(0, length - args[_WINDOW]) if args[_WINDOW] > 0 else 0
-    row = (ops.iload(args[_STARTS] + 4 * seq) * args[_HQ] + head * group) * d
+    token = ops.iload(args[_STARTS] + 4 * seq)
+    row = (token * args[_HQ] + head * group) * d
+    source = args[_Q] + 4 * (token * args[_Q_ROW] + head * group * d)
     scale, cap = ops.as_float(args[_SCALE]), ops.as_float(args[_CAP])
     q, o, s = scratch, scratch + 4 * group * d, scratch + 8 * group * d
     state = s + 4 * group * BLOCK
     buffer = state + 8 * group
     for c in range(0, group * d, LANES):
-        ops.vstore(q + 4 * c, ops.vmul(ops.vload(args[_Q] + 4 * (row + c)), ops.vsplat(scale)))
+        ops.vstore(q + 4 * c, ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
         ops.vstore(o + 4 * c, ops.vsplat(0.0))
     for g in range(group):
         ops.sstore(state + 8 * g, MASKED)
@@ -210,7 +212,7 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
     kt = k + 4 * BLOCK * d
     n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
     for r in range(padded):
-        source = args[_Q] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
+        source = args[_Q] + 4 * ((query + r // group) * args[_Q_ROW] + (head * group + r % group) * d)
         for c in range(0, d, LANES):
             if r < rows:
                 ops.vstore(q + 4 * (r * d + c), ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
@@ -269,9 +271,10 @@ def _attention_kernel(args: Any) -> None:
 
 
 def _write_kernel(args: Any) -> None:
-    """Copy rows of k and v to their slots; args: k, v, kv, slots, tokens, heads, d, page shift, tokens a piece."""
-    k, v, kv, slots, tokens, heads, d, shift, piece = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9],
+    """Copy rows of k and v to their slots; args: k, v, kv, slots, tokens, heads, d, page shift, tokens a piece,
+    elements a row of k, of v."""
+    k, v, kv, slots, tokens, heads, d, shift, piece, k_row, v_row = (
+        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11],
     )  # fmt: skip
     while True:
         start = ops.take(args, 0) * piece
@@ -283,12 +286,12 @@ def _write_kernel(args: Any) -> None:
                 if slot < 0:
                     continue
                 page, offset = slot >> shift, slot & ((1 << shift) - 1)
-                source = 4 * (t * heads + h) * d
+                key, value = k + 4 * (t * k_row + h * d), v + 4 * (t * v_row + h * d)
                 target = kv + 4 * ((((page * 2) * heads + h) << shift) + offset) * d
                 values = target + 4 * ((heads << shift) * d)
                 for c in range(0, d, LANES):
-                    ops.vstore(target + 4 * c, ops.vload(k + source + 4 * c))
-                    ops.vstore(values + 4 * c, ops.vload(v + source + 4 * c))
+                    ops.vstore(target + 4 * c, ops.vload(key + 4 * c))
+                    ops.vstore(values + 4 * c, ops.vload(value + 4 * c))
 
 
 def load() -> None:
@@ -336,9 +339,9 @@ def paged_attention(
 ) -> None:
     """Causal attention of each sequence's last tokens over its paged keys and values, into `out`.
 
-    q, out: float32 [tokens, query heads, head size]; kv: [pages, 2, KV heads, page size, head size] in
-    float32, bfloat16 or float16; block_table: int32 [sequences, max pages]; query_start_loc: int32 [sequences
-    + 1], rows of q; seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv)
+    q, out: float32 [tokens, query heads, head size], rows of q any distance apart; kv: [pages, 2, KV heads,
+    page size, head size] in float32, bfloat16 or float16; block_table: int32 [sequences, max pages];
+    query_start_loc: int32 [sequences + 1], rows of q; seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv)
     included. A key is seen by the queries at its position and later, with sliding_window > 0 only by those
     less than sliding_window after it; soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap).
     Sequences may have no query token. Relative error against float64 is below 1e-5 for a float32 cache.
@@ -350,8 +353,8 @@ def paged_attention(
         load()
     if d % HEAD_ALIGNMENT or page_size & (page_size - 1) or query_heads % heads or kv.dtype not in _FORMATS:
         raise ValueError("; ".join(unsupported(kv, query_heads)))
-    if q.dtype is not torch.float32 or not (q.is_contiguous() and out.is_contiguous() and block_table.is_contiguous()):
-        raise ValueError("q must be float32, and q, out and block_table contiguous")
+    if q.dtype is not torch.float32 or not (out.is_contiguous() and block_table.is_contiguous()) or not dense_rows(q):
+        raise ValueError("q must be float32 with contiguous rows, and out and block_table contiguous")
     group = query_heads // heads
     tile_tokens = max(1, TILE // group)
     rows = max(TILE, group) + ROWS
@@ -362,8 +365,13 @@ def paged_attention(
         q.data_ptr(), kv.data_ptr(), block_table.data_ptr(), query_start_loc.data_ptr(), seq_lens.data_ptr(),
         out.data_ptr(), runtime.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1],
         query_heads, heads, d, page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window,
-        runtime.float_bits(soft_cap), runtime.float_bits(scale), tile_tokens, size,
+        runtime.float_bits(soft_cap), runtime.float_bits(scale), tile_tokens, size, q.stride(0),
     )  # fmt: skip
+
+
+def dense_rows(x: torch.Tensor) -> bool:
+    """Whether every row [heads, head size] of x [tokens, heads, head size] is contiguous."""
+    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -377,11 +385,11 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: t
         if _write is None:
             load()
         if not page_size & (page_size - 1):
-            k, v = k.contiguous(), v.contiguous()
+            k, v = (x if dense_rows(x) else x.contiguous() for x in (k, v))
             tokens = k.shape[0]
             runtime.launch(
                 _write, torch.get_num_threads() if tokens >= 128 else 1, k.data_ptr(), v.data_ptr(), kv.data_ptr(),
-                slot_mapping.data_ptr(), tokens, heads, d, page_size.bit_length() - 1, 32,
+                slot_mapping.data_ptr(), tokens, heads, d, page_size.bit_length() - 1, 32, k.stride(0), v.stride(0),
             )  # fmt: skip
             return
     kept = slot_mapping >= 0

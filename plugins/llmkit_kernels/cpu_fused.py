@@ -70,9 +70,9 @@ def _silu_and_mul_kernel(args: Any) -> None:
 
 
 def _rotary_kernel(args: Any) -> None:
-    """args: positions, q, k, cache, tokens, q heads, k heads, head size, tokens a piece."""
-    positions, q, k, cache, tokens, q_heads, k_heads, size, piece = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9],
+    """args: positions, q, k, cache, tokens, q heads, k heads, head size, tokens a piece, elements a row of q, of k."""
+    positions, q, k, cache, tokens, q_heads, k_heads, size, piece, q_row, k_row = (
+        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11],
     )  # fmt: skip
     half = 2 * size  # bytes of half a head
     while True:
@@ -82,9 +82,9 @@ def _rotary_kernel(args: Any) -> None:
         for t in range(start, min(start + piece, tokens)):
             cosine = cache + 4 * size * ops.iload64(positions + 8 * t)
             for h in range(q_heads + k_heads):
-                base = q + 4 * size * (t * q_heads + h)
+                base = q + 4 * (t * q_row + size * h)
                 if h >= q_heads:
-                    base = k + 4 * size * (t * k_heads + h - q_heads)
+                    base = k + 4 * (t * k_row + size * (h - q_heads))
                 whole = half // (4 * LANES) * (4 * LANES)
                 for j in range(0, whole, 4 * LANES):
                     cos, sin = ops.vload(cosine + j), ops.vload(cosine + half + j)
@@ -171,15 +171,16 @@ def rotary(
 
     positions: int64 [tokens]; q: [tokens, q heads * head_size]; k: [tokens, k heads * head_size];
     cos_sin_cache: [max positions, head_size], row p holds the cosines of p in its first half, then the sines.
-    q and k may be strided; only contiguous float32 ones take the kernel.
+    Rows of q and k may be any distance apart, as slices of a wider tensor are; float32 ones take the kernel.
     """
     tokens = positions.shape[0]
-    contiguous = q.is_contiguous() and k.is_contiguous() and cos_sin_cache.is_contiguous() and positions.is_contiguous()
-    if contiguous and q.dtype is torch.float32 and k.dtype is torch.float32 and cos_sin_cache.dtype is torch.float32:
+    dense = q.stride(1) == k.stride(1) == 1 and cos_sin_cache.is_contiguous() and positions.is_contiguous()
+    if dense and q.dtype is torch.float32 and k.dtype is torch.float32 and cos_sin_cache.dtype is torch.float32:
         threads, piece = _share(tokens, q.shape[1] + k.shape[1])
         runtime.launch(
             (_kernels or load())["_rotary_kernel"], threads, positions.data_ptr(), q.data_ptr(), k.data_ptr(),
             cos_sin_cache.data_ptr(), tokens, q.shape[1] // head_size, k.shape[1] // head_size, head_size, piece,
+            q.stride(0), k.stride(0),
         )  # fmt: skip
         return
     cosine, sine = cos_sin_cache[positions].unsqueeze(1).chunk(2, -1)

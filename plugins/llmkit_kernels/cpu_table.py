@@ -29,11 +29,7 @@ class CPUKernels(TorchKernels):
         if query.dtype is not torch.float32 or cos_sin.shape[1] != head_size:
             super().rotary(positions, query, key, cos_sin, head_size)
             return
-        whole_query, whole_key = query.contiguous(), key.contiguous()
-        cpu_fused.rotary(positions, whole_query, whole_key, cos_sin, head_size)
-        for rows, whole in ((query, whole_query), (key, whole_key)):
-            if whole is not rows:
-                rows.copy_(whole)
+        cpu_fused.rotary(positions, query, key, cos_sin, head_size)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return cpu_fused.silu_and_mul(gate_up)

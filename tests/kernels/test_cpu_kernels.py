@@ -213,3 +213,24 @@ def test_import_does_not_import_numba() -> None:
     paths = f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; "
     done = subprocess.run([sys.executable, "-c", paths + code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_rows_may_be_slices_of_a_wider_tensor() -> None:
+    """q, k and v as they come out of one merged projection give what contiguous copies give, to the bit."""
+    torch.manual_seed(5)
+    heads, kv_heads, d, page_size = 6, 2, 64, 16
+    batch = paged_batch([1, 37, 1], [40, 50, 9], page_size)
+    tokens = int(batch["starts"][-1])
+    merged = torch.randn(tokens, (heads + 2 * kv_heads) * d)
+    parts = merged.split([heads * d, kv_heads * d, kv_heads * d], 1)
+    q, k, v = (part.view(tokens, -1, d) for part in parts)
+    pages = int(batch["table"].max()) + 1
+    results = []
+    for rows in ((q, k, v), tuple(part.contiguous() for part in (q, k, v))):
+        kv = torch.zeros(pages, 2, kv_heads, page_size, d)
+        cpu_kernels.write_kv(rows[1], rows[2], kv, batch["slots"])
+        out = torch.empty(tokens, heads, d)
+        cpu_kernels.paged_attention(rows[0], kv, batch["table"], batch["starts"], batch["lens"], d**-0.5, 0, 0.0, out)
+        results.append((kv, out))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
