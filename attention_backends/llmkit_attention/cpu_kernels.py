@@ -341,7 +341,8 @@ def paged_attention(
 
     q, out: float32 [tokens, query heads, head size], rows of q any distance apart; kv: [pages, 2, KV heads,
     page size, head size] in float32, bfloat16 or float16; block_table: int32 [sequences, max pages];
-    query_start_loc: int32 [sequences + 1], rows of q; seq_lens: int32 [sequences], total lengths in tokens, this step's (already written to kv)
+    query_start_loc: int32 [sequences + 1], rows of q; seq_lens: int32 [sequences], total lengths in tokens, this
+    step's (already written to kv)
     included. A key is seen by the queries at its position and later, with sliding_window > 0 only by those
     less than sliding_window after it; soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap).
     Sequences may have no query token. Relative error against float64 is below 1e-5 for a float32 cache.
