@@ -40,6 +40,8 @@ def interpreted(function: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 looks for frames that want instructions when tracing starts, and counts none if there is no such frame.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         function()
