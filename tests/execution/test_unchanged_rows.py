@@ -40,7 +40,7 @@ def interpreted(function: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
-    # Python 3.12 looks for frames that want instructions when tracing starts, and counts none if there is no such frame.
+    # Python 3.12 looks for frames that want instructions when tracing starts; without one it counts none.
     sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
