@@ -7,6 +7,7 @@ import torch
 from llmkit.execution.block_table import BlockTable
 from llmkit.execution.input_batch import InputBatch
 from llmkit.execution.kv_tensors import KVTensors
+from llmkit.execution.lazy_memory import lazy_zeros
 from llmkit.execution.staging import StagingBuffer
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit.requests.message import EngineRequest
@@ -77,6 +78,21 @@ def test_untouched_rows_take_no_memory():
     batch.add(row(1999, [10, 11], [3], [4]))
     assert batch.token_ids.nbytes > 700e6
     assert psutil.Process().memory_info().rss - before < 50e6
+
+
+def test_memory_is_lazy_also_where_the_heap_has_room():
+    """A freed stretch of heap must not be taken for it: it would be cleared by hand, and so committed."""
+    psutil = pytest.importorskip("psutil")
+    pieces = [torch.empty(2**20, dtype=torch.uint8).fill_(1) for _ in range(200)]
+    keep = pieces[::50]
+    del pieces
+    before = psutil.Process().memory_info().rss
+    memory = lazy_zeros((2000, 50_000), np.int32)
+    assert psutil.Process().memory_info().rss - before < 20e6
+    memory[7, 3] = 5
+    assert memory[7].sum() == memory[6:9].sum() == 5
+    assert memory.flags.writeable
+    assert len(keep) == 4
 
 
 def test_block_table_in_pages():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from llmkit.execution.lazy_memory import lazy_zeros
 from llmkit.scheduling.plan import IntArray
 
 
@@ -17,7 +18,7 @@ class BlockTable:
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, page_size: int) -> None:
         self.page_size = page_size
         self._pages_per_block = block_size // page_size
-        self.pages: IntArray = np.zeros((max_num_seqs, max_blocks * self._pages_per_block), dtype=np.int32)
+        self.pages: IntArray = lazy_zeros((max_num_seqs, max_blocks * self._pages_per_block), np.int32)
         self._page_offsets = np.arange(self._pages_per_block, dtype=np.int32)
 
     def write(self, slot: int, start: int, block_ids: Sequence[int]) -> None:

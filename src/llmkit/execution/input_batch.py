@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from llmkit.execution.block_table import BlockTable
+from llmkit.execution.lazy_memory import lazy_zeros
 from llmkit.execution.staging import ArraySpec, StagingBuffer
 from llmkit.hookspecs.attention import AttentionBatch
 
@@ -43,7 +44,7 @@ class InputBatch:
 
     def __init__(self, layout: KVCacheLayout, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         max_blocks = -(-(max_model_len + 1) // layout.block_size)
-        self.token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.token_ids: IntArray = lazy_zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_tables = tuple(
             BlockTable(max_num_seqs, max_blocks, layout.block_size, layout.page_size) for _ in layout.groups
         )

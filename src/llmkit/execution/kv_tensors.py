@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from llmkit.errors import PluginError
+from llmkit.execution.lazy_memory import lazy_zeros
 
 if TYPE_CHECKING:
     from llmkit.hookspecs.attention import AttentionBackend
@@ -84,7 +85,7 @@ def _zeros(size: int, device: torch.device) -> torch.Tensor:
     """Zeroed bytes. On the CPU from numpy, which asks the system for zero pages, so that untouched ones take no
     memory; torch.zeros would write them all."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+        return torch.from_numpy(lazy_zeros(size, np.uint8))
     return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
