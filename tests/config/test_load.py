@@ -332,4 +332,5 @@ def test_contradictions(flags: dict[str, Any], pattern: str) -> None:
     ],
 )
 def test_settings_that_go_together(flags: dict[str, Any]) -> None:
-    load(flags=flags)
+    sources = load(flags=flags).sources
+    assert sum(source.startswith("flag") for source in sources.values()) == len(flags)

@@ -131,7 +131,9 @@ def test_strict_mode_is_content_with_healthy_plugins(site: Any, cpu: Any) -> Non
     site.add_policy("needy", "'x', requires=('no-such-library',)")
     site.add_distribution("llmkit-needy", {GROUP: {"needy": "needy"}})
     others = tuple(f"{row.kind}:{row.name}" for row in Registry.discover().find() if row.kind != "scheduler")
-    Registry.discover(PluginsConfig(strict=True, disable=others)).create("scheduler", "auto", cpu)
+    registry = Registry.discover(PluginsConfig(strict=True, disable=others))
+    registry.create("scheduler", "auto", cpu)
+    assert [selection.distribution for selection in registry.selections] == ["llmkit"]
 
 
 def test_import_that_does_not_end_is_given_up(site: Any) -> None:
