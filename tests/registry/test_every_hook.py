@@ -20,7 +20,7 @@ from llmkit.hookspecs.connector import (
     WorkerConnector,
 )
 from llmkit.hookspecs.kinds import KINDS
-from llmkit.hookspecs.structured import Grammar, GrammarCompiler, GrammarRequest
+from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler, GrammarRequest
 from llmkit.registry import Registry
 
 TESTS = Path(__file__).parents[1]
@@ -94,26 +94,34 @@ class OnlyToken(Grammar):
     def rollback(self, num_tokens: int) -> None:
         self.accepted -= num_tokens
 
-    def is_terminated(self) -> bool:
+    def is_accepting(self) -> bool:
         return self.accepted > 0
+
+
+class CompiledOnlyToken(CompiledGrammar):
+    def start(self) -> Grammar:
+        return OnlyToken()
 
 
 class OnlyTokenCompiler(GrammarCompiler):
     info = PluginInfo("one token")
 
-    def __init__(self, tokenizer: Any = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, vocabulary: Any = None) -> None:
+        self.vocabulary = vocabulary
 
     def problems(self, request: GrammarRequest) -> list[str]:
         return [] if request.kind == "choice" else [f"{request.kind} cannot be expressed"]
 
-    def compile(self, request: GrammarRequest) -> Grammar:
-        return OnlyToken()
+    def compile(self, request: GrammarRequest) -> bytes:
+        return request.source.encode()
+
+    def load(self, request: GrammarRequest, compiled: bytes) -> CompiledGrammar:
+        return CompiledOnlyToken()
 
     @staticmethod
     @hookimpl
-    def llmkit_grammar_compiler(tokenizer: Any) -> GrammarCompiler:
-        return OnlyTokenCompiler(tokenizer)
+    def llmkit_grammar_compiler(vocabulary: Any) -> GrammarCompiler:
+        return OnlyTokenCompiler(vocabulary)
 
 
 def test_a_connector_builds_its_halves(cpu: Environment) -> None:
@@ -130,19 +138,23 @@ def test_a_connector_builds_its_halves(cpu: Environment) -> None:
     assert not scheduler.request_finished(None, ()).keep
 
 
-def test_a_grammar_compiler_gets_the_tokenizer(cpu: Environment) -> None:
+def test_a_grammar_compiler_gets_the_vocabulary(cpu: Environment) -> None:
     registry = Registry.discover()
     registry.register("structured", "one", OnlyTokenCompiler)
-    tokenizer = object()
-    compiler = registry.create("structured", "one", cpu, tokenizer=tokenizer)
-    assert compiler.tokenizer is tokenizer
+    vocabulary = object()
+    compiler = registry.create("structured", "one", cpu, vocabulary=vocabulary)
+    assert compiler.vocabulary is vocabulary
     assert compiler.problems(GrammarRequest("regex", "a+")) == ["regex cannot be expressed"]
-    grammar = compiler.compile(GrammarRequest("choice", '["!"]'))
+    # What the contract has defaults for: nothing to warm up, and no preference.
+    request = GrammarRequest("choice", '["!"]')
+    assert compiler.warm_up() is None
+    assert compiler.score(request) == 0
+    grammar = compiler.load(request, compiler.compile(request)).start()
     row = np.full(2, -1, dtype=np.int32)
     grammar.fill_bitmask(row)
     assert row.tolist() == [0, 2]
     assert grammar.accept(33)
-    assert grammar.is_terminated()
+    assert grammar.is_accepting()
 
 
 def test_a_weights_format_gets_the_seed(cpu: Environment) -> None:
@@ -174,6 +186,6 @@ def test_an_object_that_breaks_the_contract_is_refused(cpu: Environment, kind: s
 
     registry = Registry.discover()
     registry.register(kind, "wrong", Wrong)
-    arguments = {"tokenizer": None} if kind == "structured" else {}
+    arguments = {"vocabulary": None} if kind == "structured" else {}
     with pytest.raises(PluginError, match="returned a int"):
         registry.create(kind, "wrong", cpu, **arguments)

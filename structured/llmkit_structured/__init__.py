@@ -1,0 +1,1 @@
+"""Grammar engines for structured output, one module each."""
