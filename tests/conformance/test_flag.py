@@ -13,7 +13,7 @@ def collect(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
-def test_without_the_flag_nothing_heavy_is_imported(tmp_path):
+def test_without_the_flag_nothing_heavy_is_imported():
     code = "import sys, llmkit.testing.pytest_plugin; print([m for m in sys.modules if m in ('torch', 'pydantic')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
