@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from llmkit.registry import Registry, detect_environment
 from llmkit_cli.main import main, take_debug_flag
 
 
@@ -171,6 +172,27 @@ def test_doctor_judges_for_a_device_that_is_not_here(llmkit, tmp_path):
     assert "CPU" in rows["attention", "cpu"]["reasons"][0]
     assert [name for (kind, name), row in rows.items() if kind == "scheduler" and row["selected"]] == ["priority"]
     assert llmkit("plugins", "doctor", "--device", "tpu")[0] == 2
+
+
+def test_doctor_tells_of_faults_in_engines_that_are_gone(llmkit, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMKIT_CACHE", str(tmp_path))
+    registry = Registry.discover()
+    registry.create("scheduler", "fcfs", detect_environment())
+    for _ in range(5):
+        registry.breakers().of("scheduler", "fcfs").record("unheard")
+    assert "unheard" not in llmkit("plugins", "doctor", "--device", "cpu")[1], "a breaker each, none of them opened"
+    breaker = registry.breakers().of("scheduler", "fcfs")
+    for _ in range(5):
+        breaker.record("victim() took 7.0 s")
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu")
+    assert "failed so often that it was left alone, once, last on" in out
+    assert "after 5 faults: victim() took 7.0 s" in out
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--json")
+    faults = {row["name"]: row["faults"] for row in json.loads(out) if row["kind"] == "scheduler"}
+    assert faults.pop("fcfs")["num_faults"] == 5
+    assert set(faults.values()) == {None}
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--forget-faults")
+    assert "left alone" not in out
 
 
 def test_collect_env_as_json(llmkit):

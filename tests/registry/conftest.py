@@ -88,6 +88,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.delenv("LLMKIT_DISABLE_PLUGINS", raising=False)
+    monkeypatch.setenv("LLMKIT_CACHE", str(tmp_path / "cache"))
     made = Site(root)
     yield made
     for name in made.modules:

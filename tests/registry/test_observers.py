@@ -9,6 +9,8 @@ import pytest
 
 from llmkit.errors import PluginError
 from llmkit.registry import Registry
+from llmkit.registry.breaker import Breaker, FaultCount
+from llmkit.registry.breakers import Breakers
 from llmkit.registry.observers import LOG_EVERY
 
 GROUP = "llmkit.extensions"
@@ -79,7 +81,9 @@ def test_observers_are_told(registry: Registry, cpu: Any) -> None:
 
 
 def test_exceptions_are_logged_once_in_a_while(registry: Registry, cpu: Any, caplog: Any) -> None:
-    good, bad = registry.observers(["watch", "bad"], cpu)
+    patient = Breakers()
+    patient.add(Breaker("extension", "bad", limit=10 * LOG_EVERY))
+    good, bad = registry.observers(["watch", "bad"], cpu, patient)
     with caplog.at_level(logging.ERROR):
         for _ in range(LOG_EVERY):
             for observer in (bad, good):
@@ -90,6 +94,21 @@ def test_exceptions_are_logged_once_in_a_while(registry: Registry, cpu: Any, cap
         "The extension 'bad' (llmkit-watch 1.0) failed in llmkit_step_finished (1 times so far)",
         "The extension 'bad' (llmkit-watch 1.0) failed in llmkit_request_finished (1 times so far)",
     ]
+
+
+def test_one_that_keeps_failing_is_told_nothing_for_a_while(registry: Registry, cpu: Any) -> None:
+    import watcher
+
+    watcher.seen.clear()
+    breakers = registry.breakers()
+    good, bad = registry.observers(["watch", "bad"], cpu, breakers)
+    for _ in range(50):
+        bad.llmkit_step_finished(stats=3)  # type: ignore[arg-type]
+        good.llmkit_step_finished(stats=3)  # type: ignore[arg-type]
+    assert breakers.counts() == {
+        "extension:bad": FaultCount(5, "open", "llmkit_step_finished() raised SystemExit: 3"),
+    }
+    assert len(watcher.seen) == 50
 
 
 def test_unknown_extension_is_an_error(registry: Registry, cpu: Any) -> None:

@@ -155,6 +155,9 @@ def doctor(
     ] = None,
     as_json: JsonOption = False,
     safe_mode: SafeModeOption = False,
+    forget_faults: Annotated[
+        bool, typer.Option("--forget-faults", help="Forget what is on record of faults at run time.")
+    ] = False,
 ) -> None:
     """Load every plugin and say whether it is usable here, and if not, why and what to install."""
     from dataclasses import asdict
@@ -162,7 +165,10 @@ def doctor(
     from llmkit.config import load_config
     from llmkit.engine.device import resolve_device
     from llmkit.registry import Registry, detect_environment
+    from llmkit.registry.fault_journal import FaultJournal
 
+    if forget_faults:
+        FaultJournal().clear()
     flags = {"plugins.safe_mode": True} if safe_mode else {}
     config = load_config(flags=flags, file=config_file).config
     registry = Registry.discover(config.plugins)
@@ -182,3 +188,5 @@ def doctor(
             typer.echo(f"      {reason}")
         if row.hint and not row.usable:
             typer.echo(f"      {row.hint}")
+        if row.faults:
+            typer.secho(f"      {row.faults.describe()}", fg=typer.colors.YELLOW)

@@ -12,6 +12,7 @@ from typing import Any
 from llmkit.engine.stats import EngineStats, StepStats
 from llmkit.errors import EngineClosedError, EngineError, described
 from llmkit.hookspecs.executor import Executor, StepHandle
+from llmkit.registry.breakers import Breakers
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.scheduling.plan import StepPlan, StepResult
@@ -35,6 +36,7 @@ class EngineCore:
 
     observers: objects with `llmkit_step_finished(stats=…)` and `llmkit_request_finished(request=…)`, both optional;
     what they raise is logged and goes no further. executor_calls: takes count and time of the executor's `submit`.
+    breakers: those of the plugins that are guarded; the scheduling policy's is added.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class EngineCore:
         executor: Executor,
         observers: Sequence[object] = (),
         executor_calls: dict[str, CallTiming] | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         calls = {} if executor_calls is None else executor_calls
         self._submissions = calls.setdefault("submit", CallTiming())
+        self._breakers = breakers or Breakers()
+        self._breakers.add(scheduler.queue.breaker)
         self._depth = max(1, min(scheduler.max_concurrent_steps, executor.max_concurrent_steps))
         self._in_flight: deque[_Submitted] = deque()
         self._on_step = _hooks(observers, "llmkit_step_finished")
@@ -128,12 +133,12 @@ class EngineCore:
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_preemptions=scheduler.num_preemptions,
-            num_policy_faults=scheduler.queue.num_faults,
             kv_usage=kv.usage,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free,
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
+            plugin_faults=self._breakers.counts(),
         )
 
     def close(self) -> None:

@@ -111,7 +111,8 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
 
     config = prepared.config
     policy = _policy(prepared)
-    observers = prepared.registry.observers(config.extensions, prepared.environment)
+    breakers = prepared.registry.breakers()
+    observers = prepared.registry.observers(config.extensions, prepared.environment, breakers)
     executor = _executor(prepared)
     max_concurrent_steps = _concurrent_steps(config, executor)
     try:
@@ -119,8 +120,11 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         layout = layout_of(report, config)
         executor.allocate(layout)
         calls = prepared.registry.calls
-        scheduler = Scheduler(config, layout, policy, max_concurrent_steps, _kv_listener(observers), calls("scheduler"))
-        core = EngineCore(scheduler, executor, observers, calls("executor"))
+        policy_breaker = breakers.of("scheduler", prepared.registry.chosen("scheduler").name)
+        scheduler = Scheduler(
+            config, layout, policy, max_concurrent_steps, _kv_listener(observers), calls("scheduler"), policy_breaker
+        )
+        core = EngineCore(scheduler, executor, observers, calls("executor"), breakers)
     except BaseException:
         executor.close()
         raise

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmkit.registry.breaker import FaultCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class StepStats:
 class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
-    num_unfinished: requests taken in that have not ended. num_policy_faults: answers of the scheduling policy that
-    the core had to replace.
+    num_unfinished: requests taken in that have not ended. plugin_faults: `kind:name` of each plugin that was at fault
+    since the engine has started → how often, whether it is still asked, and the last fault.
     """
 
     num_running: int
@@ -45,9 +49,14 @@ class EngineStats:
     num_steps: int
     num_failed_steps: int
     num_preemptions: int
-    num_policy_faults: int
     kv_usage: float
     num_blocks: int
     num_free_blocks: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
+
+    @property
+    def num_policy_faults(self) -> int:
+        """Answers of the scheduling policy that the core had to replace, and calls of it that took too long."""
+        return sum(count.num_faults for name, count in self.plugin_faults.items() if name.startswith("scheduler:"))

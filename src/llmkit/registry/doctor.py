@@ -10,6 +10,7 @@ from llmkit.errors import PluginError
 from llmkit.hookspecs.kinds import KINDS
 from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.auto import preference
+from llmkit.registry.fault_journal import FaultJournal, FaultRecord
 from llmkit.registry.loading import LoadedPlugin
 from llmkit.registry.rows import PluginRow
 
@@ -23,7 +24,8 @@ Choices = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class DoctorRow:
-    """One plugin. `reasons`: why it is not loadable or not usable here, a sentence each; `hint`: what to do."""
+    """One plugin. `reasons`: why it is not loadable or not usable here, a sentence each; `hint`: what to do.
+    `faults`: that it was left alone in an engine of late, because it had failed again and again."""
 
     kind: str
     name: str
@@ -37,6 +39,7 @@ class DoctorRow:
     reasons: tuple[str, ...] = ()
     hint: str | None = None
     import_seconds: float | None = None
+    faults: FaultRecord | None = None
 
 
 Examined = tuple[DoctorRow, LoadedPlugin | None]
@@ -75,6 +78,7 @@ def _examine(registry: Registry, row: PluginRow, environment: Environment, timeo
             reasons=reasons,
             hint=hint,
             import_seconds=registry.timings.of(row).import_seconds,
+            faults=FaultJournal().find(row),
         )
 
     if row.state == "disabled":

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmkit.errors import described
+from llmkit.registry.breaker import Breaker
 from llmkit.registry.loading import LoadedPlugin
 from llmkit.registry.timings import Timings
 
@@ -25,11 +27,13 @@ class Observer:
     """One extension, with a method for each hook. The plugin's functions are called directly, without pluggy, and what
     they raise is logged.
 
-    A method whose hook the plugin does not implement does nothing.
+    A method whose hook the plugin does not implement does nothing; none does anything while `breaker`, which counts
+    what the plugin raises, is open.
     """
 
-    def __init__(self, plugin: LoadedPlugin, timings: Timings) -> None:
+    def __init__(self, plugin: LoadedPlugin, timings: Timings, breaker: Breaker | None = None) -> None:
         self.name = plugin.row.name
+        self.breaker = breaker or Breaker("extension", self.name)
         self.failures: dict[str, int] = {}
         self._origin = plugin.row.origin
         self._functions: dict[str, Callable[[Any], Any]] = {}
@@ -66,11 +70,12 @@ class Observer:
 
     def _call(self, hook: str, argument: object) -> None:
         function = self._functions.get(hook)
-        if function is None:
+        if function is None or self.breaker.open:
             return
         try:
             function(argument)
         except (Exception, SystemExit) as error:
+            self.breaker.record(f"{hook}() raised {described(error)}")
             count = self.failures[hook] = self.failures.get(hook, 0) + 1
             if count % LOG_EVERY == 1:
                 logger.error(

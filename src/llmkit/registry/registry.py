@@ -11,9 +11,12 @@ from llmkit.errors import ConfigError, PluginError
 from llmkit.hookspecs.kinds import KINDS, kind_named
 from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.auto import Judge, choose_best, judged
+from llmkit.registry.breaker import FaultCount
+from llmkit.registry.breakers import Breakers
 from llmkit.registry.building import call_hook
 from llmkit.registry.discovery import discover_rows
 from llmkit.registry.doctor import Choices, DoctorRow, diagnose
+from llmkit.registry.fault_journal import FaultJournal
 from llmkit.registry.loading import LoadedPlugin, LoadFailure, load_row
 from llmkit.registry.manifest import Manifest, ManifestEntry, front_door_of, importable_name, matching_rows
 from llmkit.registry.observers import Observer
@@ -219,19 +222,40 @@ class Registry:
         row = plugin.row
         self.selections.append(Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected))
 
+    def chosen(self, kind: str) -> Selection:
+        """The plugin of `kind` that was chosen last. Raises PluginError if none has been."""
+        found = next((s for s in reversed(self.selections) if s.kind == kind), None)
+        if found is None:
+            raise PluginError(f"No {kind} plugin has been chosen yet.")
+        return found
+
     def calls(self, kind: str) -> dict[str, CallTiming]:
         """Where the calls of the plugin of `kind` that was chosen last are counted: name of the function → calls and
         time, to add to. Part of `timings`. Raises PluginError if none has been chosen."""
-        chosen = next((s for s in reversed(self.selections) if s.kind == kind), None)
-        timing = self.timings.find(kind, chosen.name, chosen.distribution) if chosen else None
-        if timing is None:
-            raise PluginError(f"No {kind} plugin has been chosen yet.")
+        chosen = self.chosen(kind)
+        timing = self.timings.find(kind, chosen.name, chosen.distribution)
+        assert timing is not None, "what is chosen has been loaded"
         return timing.calls
+
+    def breakers(self) -> Breakers:
+        """New breakers for an engine. When one opens that is noted in the journal, for `doctor` in other processes."""
+        journal = FaultJournal()
+
+        def note(kind: str, name: str, count: FaultCount) -> None:
+            chosen = next((s for s in reversed(self.selections) if (s.kind, s.name) == (kind, name)), None)
+            if chosen is not None:
+                journal.add(chosen, count)
+
+        return Breakers(note)
 
     # ---- extensions, checks, child processes
 
-    def observers(self, names: Iterable[str], environment: Environment) -> tuple[Observer, ...]:
-        """The extensions called `names`, loaded and checked, in this order. Raises PluginError as `create` does."""
+    def observers(
+        self, names: Iterable[str], environment: Environment, breakers: Breakers | None = None
+    ) -> tuple[Observer, ...]:
+        """The extensions called `names`, loaded and checked, in this order; `breakers` count their faults. Raises
+        PluginError as `create` does."""
+        breakers = breakers or Breakers()
         self._before_create("extension")
         observers: list[Observer] = []
         for name in names:
@@ -241,7 +265,7 @@ class Registry:
                 raise plugin.row.error("; ".join(problems), plugin.install_hint() or "Leave it out.")
             validated_options(plugin, self._options(plugin.row))
             self._record(plugin, name, "named in the configuration", {})
-            observers.append(Observer(plugin, self.timings))
+            observers.append(Observer(plugin, self.timings, breakers.of("extension", plugin.row.name)))
         return tuple(observers)
 
     def check_options(self, kind: str | None = None) -> None:

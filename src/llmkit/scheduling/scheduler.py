@@ -24,6 +24,7 @@ from llmkit.scheduling.step_results import StepResults
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.kv_cache.events import KVEvent
+    from llmkit.registry.breaker import Breaker
     from llmkit.registry.timings import CallTiming
 
 
@@ -38,6 +39,7 @@ class Scheduler:
     (blocks), lifecycle (unfinished requests); the planner and the step results work on them.
 
     on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
+    policy_breaker: counts the policy's faults; one of its own by default.
 
     Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
     """
@@ -50,13 +52,14 @@ class Scheduler:
         max_concurrent_steps: int = 1,
         on_event: Callable[[KVEvent], None] | None = None,
         policy_calls: dict[str, CallTiming] | None = None,
+        policy_breaker: Breaker | None = None,
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
         max_model_len = config.model.max_model_len or 0
         self._new_manager = partial(KVCacheManager, layout, max_model_len=max_model_len, on_event=on_event)
         self.manager = self._new_manager()
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
-        self.queue = GuardedQueue(policy, policy_calls)
+        self.queue = GuardedQueue(policy, policy_calls, policy_breaker)
         self.running = RunningSet(self.limits.max_num_seqs)
         self._connect_parts()
         self._next_step = 0
