@@ -1,0 +1,1 @@
+"""Structured output: what may be asked for, and grammars in the engine."""
