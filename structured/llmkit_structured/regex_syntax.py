@@ -21,10 +21,8 @@ MAX_REPEAT = 1_000_000
 
 DIGIT = chars([(0x30, 0x39)])
 WORD = chars([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
-SPACE = chars(
-    [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F)]
-    + [(0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
-)
+_BLANKS = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+SPACE = chars([(0x2000, 0x200A), *((ord(blank), ord(blank)) for blank in _BLANKS)])
 DOT = complement(chars([(10, 10), (13, 13), (0x2028, 0x2029)]))
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
@@ -62,7 +60,7 @@ def found_in(source: str) -> Tree:
 
 @cache
 def unicode_class(name: str) -> Chars | None:
-    r"""The characters of `\p{name}`: a general category (`Lu`, `L`, `Letter`, `gc=Nd` …) or `ASCII`, `Any`; else None."""
+    r"""The characters of `\p{name}`: a general category (`Lu`, `L`, `Letter` …), `ASCII` or `Any`; None for others."""
     name = name.removeprefix("gc=").removeprefix("General_Category=")
     if name == "Any":
         return ANY

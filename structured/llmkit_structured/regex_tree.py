@@ -84,9 +84,7 @@ def complement(part: Chars) -> Chars:
 
 def intersection(one: Chars, other: Chars) -> Chars:
     """Every character that is in both."""
-    return chars(
-        (max(low, lower), min(high, higher)) for low, high in one.ranges for lower, higher in other.ranges
-    )
+    return chars((max(low, lower), min(high, higher)) for low, high in one.ranges for lower, higher in other.ranges)
 
 
 ANY = complement(Chars(()))

@@ -1,0 +1,168 @@
+"""JSON schemas are read exactly, or refused with the keyword and its place."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmkit_structured.schema_form import ANY, Object, accepts
+from llmkit_structured.schema_reader import read_schema
+from llmkit_structured.schema_refusal import UnsupportedSchema
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 7, 14, 2.5, 1.0, 1e30, "", "a", "ab", "abab", "x1", "2024-02-29", "2023-02-29",
+    [], [1], [1, 2], [1, 1], ["a", 1], [[], {}], {}, {"a": 1}, {"a": "x"}, {"a": 1, "b": 2}, {"b": True}, {"c": None},
+    {"kind": "dog", "barks": True}, {"kind": "cat", "barks": True}, {"kind": "cat", "lives": 9}, {"a": {"a": {"a": 1}}},
+]  # fmt: skip
+
+SCHEMAS: list[Any] = [
+    True,
+    {},
+    {"type": "object", "required": ["a"]},
+    {"multipleOf": 7},
+    {"type": "string", "pattern": "^[ab]+$", "maxLength": 3},
+    {"minItems": 2},
+    {"const": 1},
+    {"type": "string", "const": "a"},
+    {"type": "integer", "enum": [1, "a", 2.5]},
+    {"additionalProperties": False},
+    {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}},
+    {"type": ["integer", "null"]},
+    {"minimum": 0, "exclusiveMaximum": 7},
+    {"type": "integer", "minimum": 0.5},
+    {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]},
+    {"allOf": [{"minimum": 1}, {"maximum": 7}], "type": "number"},
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+    {
+        "oneOf": [
+            {"properties": {"kind": {"const": "dog"}, "barks": {"type": "boolean"}}, "required": ["kind"]},
+            {"properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind", "lives"]},
+        ],
+        "type": "object",
+    },
+    {"not": {"type": ["string", "object"]}},
+    {"enum": [1, "a", None], "not": {"const": "a"}},
+    {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"type": "array"}},
+    {"then": {"type": "string"}},
+    {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "additionalProperties": {"$ref": "#/$defs/node"}}}},
+    {"$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": {"type": "number"}}},
+    {"properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
+    {"$defs": {"x": {"$anchor": "here", "type": "boolean"}}, "$ref": "#here"},
+    {"prefixItems": [{"type": "integer"}], "items": {"type": "integer"}},
+    {"prefixItems": [{"type": "string"}], "items": False},
+    {"uniqueItems": True},
+    {"contains": {}},
+    {"minProperties": 1, "maxProperties": 1},
+    {"format": "date", "type": "string"},
+    {"type": "array", "unevaluatedItems": {"type": "integer"}},
+    {"title": "x", "description": "y", "default": 3, "x-order": 1, "type": "number"},
+    {"minimum": 20_000_000_000, "type": "integer"},
+    {"maximum": 1e30, "type": "integer"},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_a_form_accepts_what_the_schema_does(schema: Any) -> None:
+    read = read_schema(json.dumps(schema))
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    for value in VALUES:
+        assert accepts(read.root, value, read.definitions) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "reason"),
+    [
+        ({"type": "object", "patternProperties": {"^S_": {}}}, "#/patternProperties", "patternProperties"),
+        ({"properties": {"a": {"contains": {"type": "null"}}}}, "#/properties/a/contains", "contains"),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 2}]}, "#/oneOf", "may both hold"),
+        ({"not": {"minimum": 3}}, "#/not", "not, of anything but types"),
+        ({"dependentRequired": {"a": ["b"]}}, "#/dependentRequired", "dependentRequired"),
+        ({"nullable": True}, "#/nullable", "'nullable' is unknown"),
+        ({"$ref": "other.json"}, "#/$ref", "outside of the schema"),
+        ({"$ref": "#/$defs/x"}, "#/$ref", "not there"),
+        ({"$ref": "#"}, "#", "leads to itself"),
+        ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "#", "back to itself"),
+        ({"minimum": 3, "maximum": 2, "type": "number"}, "#", "no value"),
+        ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, "#", "no value"),
+        ({"type": "strnig"}, "#/type", "type must be"),
+        ({"minimum": "3"}, "#/minimum", "must be a number"),
+        ({"maxLength": -1}, "#/maxLength", "whole number"),
+        ({"required": "a"}, "#/required", "list of texts"),
+        ({"enum": "a"}, "#/enum", "must be a list"),
+        ({"enum": []}, "#", "no value"),
+        ({"items": [{}]}, "#/items", "prefixItems"),
+        ({"format": "zip-code"}, "#/format", "format"),
+        ({"pattern": "(?=a)"}, "#/pattern", "look-ahead"),
+        ({"$schema": "http://example.com/mine"}, "#/$schema", "dialect"),
+        ({"properties": {"a": {"$id": "x"}}}, "#/properties/a/$id", "identity"),
+        ({"unevaluatedProperties": False, "allOf": [{}]}, "#/unevaluatedProperties", "evaluate in place"),
+        ([], "#", "must be an object"),
+        ({"properties": {"a~/b": {"nope": 1}}}, "#/properties/a~0~1b/nope", "nope"),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)
+def test_what_has_no_exact_counterpart_is_refused_by_name(schema: Any, place: str, reason: str) -> None:
+    with pytest.raises(UnsupportedSchema, match=reason) as refused:
+        read_schema(json.dumps(schema))
+    assert refused.value.place == place
+
+
+def test_depth_and_breadth_have_bounds() -> None:
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"items": deep}
+    with pytest.raises(UnsupportedSchema, match="nested"):
+        read_schema(json.dumps(deep))
+    with pytest.raises(UnsupportedSchema, match="nested"):
+        read_schema("[" * 100_000)
+    wide = {"allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(4)]} for i in range(8)]}
+    with pytest.raises(UnsupportedSchema, match="too many"):
+        read_schema(json.dumps(wide))
+
+
+def test_properties_keep_their_order_and_silence_is_noted() -> None:
+    read = read_schema(
+        '{"properties": {"b": true, "a": true}, "allOf": [{"properties": {"c": true}}], "type": "object"}'
+    )
+    assert isinstance(read.root, Object)
+    assert [name for name, _ in read.root.properties] == ["b", "a", "c"]
+    assert read.root.open_by_silence
+    closed = read_schema('{"properties": {"a": true}, "additionalProperties": false, "type": "object"}').root
+    assert isinstance(closed, Object)
+    assert not closed.open_by_silence
+    assert read_schema("{}").root == ANY
+
+
+def _random_schema(random_: random.Random, depth: int = 0) -> Any:
+    kind = random_.randrange(9 if depth < 2 else 5)
+    inner = [_random_schema(random_, depth + 1) for _ in range(2)] if kind >= 5 else []
+    return [
+        {"type": random_.choice(["string", "integer", "number", "boolean", "null", "array", "object"])},
+        {"enum": random_.sample([1, 2.5, "a", "ab", None, True, [1], {"a": 1}], 3)},
+        {"minimum": random_.choice([-1, 0, 1.5]), "maximum": random_.choice([2, 7, 14.5])},
+        {"minLength": random_.randrange(3)},
+        {"type": random_.choice([["string", "null"], ["integer", "array"]])},
+        {"properties": {"a": inner and inner[0], "b": inner and inner[-1]}, "required": random_.choice([[], ["a"]])},
+        {"anyOf": inner},
+        {"allOf": inner},
+        {"items": inner and inner[0], "maxItems": 2},
+    ][kind]
+
+
+def test_random_schemas_are_read_exactly() -> None:
+    random_ = random.Random(3)
+    for _ in range(400):
+        schema = _random_schema(random_)
+        validator = jsonschema.Draft202012Validator(schema)
+        try:
+            read = read_schema(json.dumps(schema))
+        except UnsupportedSchema:
+            assert not any(map(validator.is_valid, VALUES)), schema
+            continue
+        for value in VALUES:
+            assert accepts(read.root, value, read.definitions) == validator.is_valid(value), (schema, value)
