@@ -15,12 +15,16 @@ class CPUKernels(TorchKernels):
         return cpu_linear.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if weight.dtype is not x.dtype:
+            return super().rms_norm(x, weight, eps)
         # Heads cut out of a wider row are copied: the kernel on the copy is faster than torch's chain in place.
         return cpu_fused.rms_norm(x.contiguous(), weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if weight.dtype is not x.dtype:
+            return super().add_rms_norm(x, residual, weight, eps)
         return cpu_fused.fused_add_rms_norm(x, residual, weight, eps)
 
     def rotary(

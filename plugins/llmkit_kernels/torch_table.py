@@ -20,7 +20,7 @@ class TorchKernels(KernelTable):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-        return normed.to(x.dtype) * weight
+        return (normed.to(weight.dtype) * weight).to(x.dtype)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float

@@ -106,6 +106,43 @@ def test_window_of_qwen() -> None:
     assert [config.window_by_layer(i) for i in range(4)] == [32, None, 32, None]
 
 
+def test_a_pattern_of_windows() -> None:
+    config = read(sliding_window=8, sliding_window_pattern=3)
+    assert [config.window_by_layer(i) for i in range(4)] == [8, 8, None, 8]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "factor": 8.0, "rope_type": "linear"},
+                             "sliding_attention": {"rope_theta": 1e4}}},
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        {"rope_local_base_freq": 1e4, "rope_theta": 1e6,
+         "rope_parameters": {"full_attention": {"factor": 8.0, "rope_type": "linear"}, "sliding_attention": {}}},
+    ],
+)  # fmt: skip
+def test_rope_by_kind_of_layer(keys: dict[str, Any]) -> None:
+    config = read(sliding_window=8, sliding_window_pattern=2, **keys)
+    assert [config.rope_of_layer(i).theta for i in range(4)] == [1e4, 1e6, 1e4, 1e6]
+    assert [config.rope_of_layer(i).factor for i in range(4)] == [1.0, 8.0, 1.0, 8.0]
+    assert config.rope == config.rope_of_layer(1)
+
+
+def test_a_kind_of_layer_without_rope_is_named() -> None:
+    config = read(sliding_window=8, sliding_window_pattern=2, rope_parameters={"full_attention": {"rope_theta": 1.0}})
+    with pytest.raises(ModelError, match="not for 'sliding_attention', which layer 0 is"):
+        config.rope_of_layer(0)
+
+
+@pytest.mark.parametrize("old", ["su", "yarn"])
+def test_longrope_and_its_old_names(old: str) -> None:
+    factors = {"short_factor": [1] * 8, "long_factor": [2.0] * 8}
+    keys = {"original_max_position_embeddings": 32, "max_position_embeddings": 128}
+    rope = read(rope_parameters={"rope_type": "longrope", **factors}, **keys).rope
+    assert rope == read(rope_scaling={"type": old, **factors}, **keys).rope
+    assert (rope.rope_type, rope.factor, rope.original_length, rope.long_factors) == ("longrope", 4.0, 32, (2.0,) * 8)
+
+
 def test_defaults_of_an_architecture_fill_missing_keys_only() -> None:
     config = read(sliding_window=None).with_defaults({"sliding_window": 4096, "num_key_value_heads": 2})
     assert config.sliding_window is None
@@ -132,10 +169,13 @@ def test_defaults_of_an_architecture_fill_missing_keys_only() -> None:
         ({"eos_token_id": "</s>"}, ["eos_token_id"]),
         ({"rope_theta": "big"}, ["rope_theta"]),
         ({"rope_scaling": [1]}, ["rope_scaling", "object"]),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, ["rope_scaling.rope_type", "longrope", "llama3"]),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2}}, ["rope_scaling.rope_type", "spiral", "llama3"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["lacks rope_scaling.short_factor"]),
+        ({"rope_scaling": {"type": "su", "short_factor": [1.0]}}, ["short_factor", "list of 8 numbers"]),
+        ({"hidden_activation": "relu"}, ["hidden_activation", "'relu'"]),
         ({"rope_scaling": {"type": "linear"}}, ["lacks rope_scaling.factor"]),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, ["lacks rope_parameters.low_freq_factor"]),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ["rope_parameters.full_attention"]),
+        ({"rope_parameters": {"full_attention": {}, "factor": 2.0}}, ["rope_parameters", "full_attention"]),
         ({"partial_rotary_factor": 0.2, "head_dim": 15}, ["partial_rotary_factor"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config"]),
     ],

@@ -56,6 +56,16 @@ def test_rms_norm(table: KernelTable, dtype: torch.dtype, shape: tuple[int, ...]
     close(table.rms_norm(x, weight, 1e-2), rms(x, weight, 1e-2), dtype)
 
 
+def test_norms_with_a_float32_weight_round_once(table: KernelTable, dtype: torch.dtype) -> None:
+    """1 + w, as some models have it: rounding the weight to the model's type too would show in the result."""
+    x, residual, weight = torch.randn(5, 64).to(dtype), torch.randn(5, 64).to(dtype), 1 + torch.randn(64) / 100
+    once = rms(x, weight, 1e-2).to(dtype).double()
+    assert (table.rms_norm(x, weight, 1e-2).double() - once).abs().max() <= torch.finfo(dtype).eps * once.abs().max()
+    normed, total = table.add_rms_norm(x.clone(), residual.clone(), weight, 1e-2)
+    close(total, x.double() + residual.double(), dtype)
+    close(normed, rms(total, weight, 1e-2), dtype)
+
+
 def test_rms_norm_of_heads_inside_a_wider_row(table: KernelTable, dtype: torch.dtype) -> None:
     x = torch.randn(6, 200).to(dtype)[:, 8:136].view(6, -1, 32)
     weight = torch.randn(32).to(dtype)

@@ -74,6 +74,26 @@ def test_nothing_is_allocated_before_weights_arrive(make_context: Make) -> None:
     assert layer.parameter_bytes() == 4 * (10**12 + 10**6)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_fused_tensor_is_dealt_out_like_its_parts(make_context: Make, world: int) -> None:
+    parts = {name: torch.randn(n, 4) for name, n in (("q_proj", 8), ("k_proj", 4), ("v_proj", 4))}
+    biases = {name: torch.randn(len(weight)) for name, weight in parts.items()}
+    separate = {f"block.{n}.weight": w for n, w in parts.items()} | {f"block.{n}.bias": b for n, b in biases.items()}
+    together = {
+        "block.projection.weight": torch.cat(tuple(parts.values())),
+        "block.projection.bias": torch.cat(tuple(biases.values())),
+    }
+    x = torch.randn(3, 4)
+    for layout in workers(world):
+        context = make_context(parallel=layout)
+        expected = filled(QKVParallelLinear(context, 4, 2, 4, 2, bias=True), separate).forward(x)
+        fused = filled(QKVParallelLinear(context, 4, 2, 4, 2, bias=True, fused=True), together)
+        assert torch.equal(fused.forward(x), expected)
+    assert fused.parameter_bytes() * world == 4 * 16 * 5
+    with pytest.raises(ModelError, match=r"block\.projection\.weight has the shape \[15, 4\].*\[16, 4\]"):
+        filled(fused, {"block.projection.weight": torch.zeros(15, 4)})
+
+
 def test_a_merged_layer_is_packed_once_when_its_last_shard_has_come(make_context: Make) -> None:
     method = Halving()
     layer = MergedColumnParallelLinear(make_context(quantization=method), 4, {"gate": 3, "up": 5})

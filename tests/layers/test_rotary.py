@@ -20,6 +20,11 @@ from llmkit_kernels.torch_table import TorchKernels
 Make = Callable[..., ModelContext]
 SIZES = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 4096}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1 + i / 64 for i in range(64)],
+    "long_factor": [2 + i / 8 for i in range(64)],
+}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.5},
         {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0, "rope_theta": 1e6},
         {"rope_type": "dynamic", "factor": 2.0},
+        {**LONGROPE, "original_max_position_embeddings": 1024},
+        {**LONGROPE, "original_max_position_embeddings": 1024, "factor": 16.0, "partial_rotary_factor": 1.0},
+        {**LONGROPE, "original_max_position_embeddings": 1024, "attention_factor": 1.25},
     ],
     ids=lambda p: p["rope_type"],
 )
@@ -43,6 +51,10 @@ def test_frequencies_of_hugging_face(parameters: dict[str, Any]) -> None:
     raw = {**SIZES, "rope_parameters": parameters, "vocab_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     rope = DecoderConfig.from_hf(raw).rope
     torch.testing.assert_close(inverse_frequencies(rope), frequencies, rtol=1e-6, atol=0)
+    if parameters["rope_type"] == "longrope":
+        longer, _ = ROPE_INIT_FUNCTIONS["longrope"](theirs, torch.device("cpu"), seq_len=1025)
+        torch.testing.assert_close(inverse_frequencies(rope, 1024), frequencies, rtol=1e-6, atol=0)
+        torch.testing.assert_close(inverse_frequencies(rope, 1025), longer, rtol=1e-6, atol=0)
     assert attention_factor(rope) == pytest.approx(factor, rel=1e-12)
 
 

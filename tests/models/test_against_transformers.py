@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from llmkit.hookspecs.attention import AttentionBackend
 from llmkit.hookspecs.kernels import KernelTable
@@ -43,6 +46,16 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 4.5],
+}
+PHI3 = {"hidden_size": 96, "pad_token_id": 0, "rope_parameters": LONGROPE}
+GEMMA = {"sliding_window": 9, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -63,6 +76,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {}),
     "qwen3 tied and biased": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3 window": ("Qwen3", {**SLIDING, "layer_types": KINDS}),
+    "qwen3 moe": ("Qwen3Moe", {**SMALL_EXPERTS, "norm_topk_prob": True}),
+    "qwen3 moe, some dense": ("Qwen3Moe", {**SMALL_EXPERTS, "decoder_sparse_step": 2, "mlp_only_layers": [0]}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral window": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 10}),
+    "gemma3": ("Gemma3", GEMMA),
+    "gemma3 scaled": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 2.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {"pad_token_id": 0, "sliding_window": 12}),
+    "phi3 short": ("Phi3", {**PHI3, "original_max_position_embeddings": 64}),
+    "phi3 long": ("Phi3", {**PHI3, "original_max_position_embeddings": 8}),
 }
 
 
@@ -84,15 +117,23 @@ def randomize(model: Any) -> None:
 
 
 def build(family: str, changes: dict[str, Any], kernels: KernelTable, **keys: Any) -> Pair:
-    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes}, attn_implementation="eager")
+    name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    config = getattr(transformers, name)(**{**SMALL, **changes}, attn_implementation="eager")
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     randomize(theirs)
     raw = {**config.to_dict(), **keys}
     context = ModelContext(DecoderConfig.from_hf(raw), torch.float32, torch.device("cpu"), kernels, NoQuantization())
-    ours: CausalLM = importlib.import_module(f"llmkit_models.{family.lower()}").llmkit_model(context)
-    names = dict(theirs.named_parameters())  # a tied head is not among them, as in a saved checkpoint
-    ours.load_weights((name, parameter.data) for name, parameter in names.items())
+    context.max_model_len = 64 if changes.get("original_max_position_embeddings") == 64 else None
+    ours: CausalLM = module_of(family).llmkit_model(context)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)  # under the names of checkpoints, which are not always those of the modules
+        ours.load_weights(load_file(f"{folder}/model.safetensors").items())
     return Pair(theirs, ours, context)
+
+
+def module_of(family: str) -> Any:
+    name = re.sub(r"(?<=\w)([A-Z])", r"_\1", family).lower()
+    return importlib.import_module(f"llmkit_models.{name}")
 
 
 class Runner:
@@ -166,7 +207,7 @@ def test_logits_of_transformers(case: str) -> None:
         assert relative(result[s], expected[s]) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["llama", "llama3", "mistral window", "qwen2 window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "llama3", "mistral window", "qwen2 window", "qwen3", "gemma3", "mixtral"])
 def test_the_cpu_plugins_give_the_same(case: str) -> None:
     kernels = importlib.import_module("llmkit_kernels.cpu").llmkit_kernels()
     pair = build(*CASES[case], kernels)
@@ -195,19 +236,26 @@ def test_a_configuration_of_transformers_4_means_the_same() -> None:
     assert relative(logits, reference(pair, SEQUENCES[0])) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Gemma3Text", "Phi3"])
 def test_keys_that_are_missing_mean_what_they_mean_to_transformers(family: str) -> None:
-    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 2}
+    sizes = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 7}
     sizes["num_attention_heads"] = 32
     theirs = getattr(transformers, f"{family}Config")(**sizes)
     context = ModelContext(
         DecoderConfig.from_hf(sizes), torch.float32, torch.device("meta"), TorchKernels(), NoQuantization()
     )
-    importlib.import_module(f"llmkit_models.{family.lower()}").llmkit_model(context)
+    module_of(family.removesuffix("Text")).llmkit_model(context)
     ours = context.config
     for key in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
         assert getattr(ours, key) == getattr(theirs, key), key
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 7
+    for index, kind in enumerate(kinds):
+        rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        assert ours.rope_of_layer(index).theta == rope["rope_theta"]
     windows = [layer.sliding_window for layer in context.attention_layers]
-    assert windows == [getattr(theirs, "sliding_window", None)] * 2
+    window = getattr(theirs, "sliding_window", None)
+    assert windows == [window if kind == "sliding_attention" else None for kind in kinds]
+    assert {layer.scale for layer in context.attention_layers} == {
+        getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5
+    }

@@ -70,6 +70,8 @@ def longest_sequence(model_config: Mapping[str, Any]) -> int:
         return limit
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")
+    if "rope_local_base_freq" in model_config:
+        return limit  # only some layers are scaled; such models state the scaled length
     if not isinstance(factor, (int, float)):
         return limit
     if kind == "linear":

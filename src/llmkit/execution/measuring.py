@@ -14,6 +14,7 @@ from llmkit.execution.memory import CacheNeeds, MemoryUse
 from llmkit.execution.model_runner import forward_context, groups_by_layer
 from llmkit.hookspecs.attention import AttentionBatch
 from llmkit.kv_cache.groups import make_group_managers
+from llmkit.layers.module import Module
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.sampling.sampler import Sampler
@@ -22,7 +23,6 @@ from llmkit.scheduling.plan import AddedRow, IntArray
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.execution.building import BuiltModel
-    from llmkit.layers.config import DecoderConfig
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SAMPLER_COPIES = 3  # float32 tensors the size of the logits that live at once while sampling
@@ -108,15 +108,17 @@ def limits(config: EngineConfig) -> tuple[int, int, int]:
     return length, budget, sequences
 
 
-def estimated_activations(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
-    """Bytes of temporaries of a full step of an ordinary decoder.
+def estimated_activations(built: BuiltModel, config: EngineConfig, itemsize: int) -> int:
+    """Bytes of temporaries of a full step.
 
-    The widest moment of a layer holds the residual stream, the projection that is worked on and its result;
-    sampling holds a few tensors the size of the logits of all sequences.
+    The widest moment of a layer holds the residual stream, the projection that is worked on and its result, or what
+    the model's modules say of themselves; sampling holds a few tensors the size of the logits of all sequences.
     """
+    model = built.config
     _, tokens, sequences = limits(config)
     attention = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-    widest = max(3 * model.intermediate_size, attention)
+    widths = (m.activation_width() for m in built.model.modules() if isinstance(m, Module))
+    widest = max(3 * model.intermediate_size, attention, *widths)
     per_token = (3 * model.hidden_size + widest) * itemsize
     return tokens * per_token + _SAMPLER_COPIES * min(sequences, tokens) * model.vocab_size * 4
 

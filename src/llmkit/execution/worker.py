@@ -115,7 +115,7 @@ class Worker:
     def _plan_memory(self, built: BuiltModel, before: HostMemory, *, loaded: bool) -> MemoryPlan:
         config = self._setup.config
         weights = built.model.parameter_bytes()
-        activations = estimated_activations(built.config, config, DTYPES[config.model.dtype].itemsize)
+        activations = estimated_activations(built, config, DTYPES[config.model.dtype].itemsize)
         if self._device.type == "cuda":
             if loaded:
                 weights = torch.cuda.memory_allocated(self._device) - self._allocated_before

@@ -29,7 +29,8 @@ class KernelTable(ABC):
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [..., d] / sqrt(mean(x²) + eps) * weight, the mean in float32."""
+        """x [..., d] / sqrt(mean(x²) + eps) * weight, the mean in float32. `weight` is of x's type or float32; with
+        float32 the product is taken in it and rounded to x's type once."""
 
     @abstractmethod
     def add_rms_norm(

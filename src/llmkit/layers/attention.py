@@ -78,14 +78,15 @@ class SelfAttention(Module):
             config.num_attention_heads,
             config.num_key_value_heads,
             bias=options.qkv_bias,
+            fused=options.fused_weights,
         )
         self.o_proj = RowParallelLinear(
             context, config.num_attention_heads * size, config.hidden_size, bias=options.output_bias
         )
         self.has_qk_norm = options.qk_norm
         if options.qk_norm:
-            self.q_norm = RMSNorm(context, size, config.rms_norm_eps)
-            self.k_norm = RMSNorm(context, size, config.rms_norm_eps)
+            self.q_norm = RMSNorm(context, size, config.rms_norm_eps, options.norm_offset)
+            self.k_norm = RMSNorm(context, size, config.rms_norm_eps, options.norm_offset)
         self.rotary = rotary
         self.attention = Attention(
             context,

@@ -64,6 +64,29 @@ class ConfigReader:
     def optional_number(self, key: str, *, above: float = 0.0) -> float | None:
         return self.number(key, above=above) if self.has(key) else None
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers of at least 0; empty if the key is missing."""
+        value = self.raw.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value
+        ):
+            raise self.bad(key, "a list of integers of at least 0")
+        return tuple(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers greater than 0."""
+        value = self.raw.get(key)
+        if value is None:
+            raise self.missing(key)
+        is_list = isinstance(value, list | tuple) and len(value) == count
+        if not is_list or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < math.inf for v in value
+        ):
+            raise self.bad(key, f"a list of {count} numbers greater than 0")
+        return tuple(float(v) for v in value)
+
     def boolean(self, key: str, default: bool) -> bool:
         value = self.raw.get(key)
         if value is None:

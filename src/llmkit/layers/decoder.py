@@ -14,6 +14,7 @@ from llmkit.layers.config import DecoderConfig, LayerOptions
 from llmkit.layers.embedding import LMHead, VocabEmbedding
 from llmkit.layers.mlp import GatedMLP
 from llmkit.layers.module import Module
+from llmkit.layers.moe import SparseMLP
 from llmkit.layers.norm import RMSNorm
 from llmkit.layers.rotary import RotaryEmbedding
 from llmkit.layers.weight_loader import load_into
@@ -25,15 +26,30 @@ LayerChoice = Callable[[DecoderConfig, int], LayerOptions]
 
 
 class DecoderLayer(Module):
-    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+    """Attention and feed-forward, each behind a norm and added to the residual stream; with `options.output_norms`
+    each between two norms. The names are those of the checkpoints: `post_attention_layernorm` is then the norm of
+    what attention puts out, else the one before the feed-forward block."""
 
     def __init__(self, context: ModelContext, options: LayerOptions, rotary: RotaryEmbedding) -> None:
         super().__init__()
-        config = context.config
-        self.input_layernorm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
+
+        def norm() -> RMSNorm:
+            return RMSNorm(context, context.config.hidden_size, context.config.rms_norm_eps, options.norm_offset)
+
+        self.input_layernorm = norm()
         self.self_attn = SelfAttention(context, options, rotary)
-        self.post_attention_layernorm = RMSNorm(context, config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(context, bias=options.mlp_bias)
+        self.post_attention_layernorm = norm()
+        self.has_output_norms = options.output_norms
+        if options.output_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
+        block: SparseMLP | GatedMLP = (
+            GatedMLP(context, bias=options.mlp_bias, fused=options.fused_weights)
+            if options.experts is None
+            else SparseMLP(context, options.experts)
+        )
+        self.add_module(options.feed_forward, block)
+        self._feed_forward = block.forward
 
     def forward(
         self, positions: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
@@ -47,30 +63,43 @@ class DecoderLayer(Module):
         else:
             hidden, residual = self.input_layernorm.add(hidden, residual)
         hidden = self.self_attn.forward(positions, hidden, context)
+        if self.has_output_norms:
+            hidden = self.post_attention_layernorm.forward(hidden)
+            hidden, residual = self.pre_feedforward_layernorm.add(hidden, residual)
+            return self.post_feedforward_layernorm.forward(self._feed_forward(hidden)), residual
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        return self._feed_forward(hidden), residual
 
 
 class DecoderModel(Module):
     """Embedding, the decoder layers of `context.layer_range` (all by default) and the final norm.
 
     The embedding is built where layer 0 is, the norm where the last layer is, so a pipeline stage holds no more
-    than it needs.
+    than it needs. Layers with the same rotary parameters share one table. embedding_scale: what the vectors of tokens
+    are multiplied by, rounded to the model's type.
     """
 
-    def __init__(self, context: ModelContext, options: LayerChoice) -> None:
+    def __init__(self, context: ModelContext, options: LayerChoice, embedding_scale: float | None = None) -> None:
         super().__init__()
         config = context.config
         count = config.num_hidden_layers
         indices = context.layer_range if context.layer_range is not None else range(count)
-        self.rotary = RotaryEmbedding(context)
+        of_layer = {i: options(config, i) for i in indices}
+        ropes = {i: config.rope_of_layer(i) for i in indices}
+        rotary = {rope: RotaryEmbedding(context, rope) for rope in dict.fromkeys(ropes.values())}
         self.embed_tokens = (
             VocabEmbedding(context, config.vocab_size, config.hidden_size)
             if 0 in indices or (config.tie_word_embeddings and count - 1 in indices)
             else None
         )
-        self.layers = nn.ModuleDict({str(i): DecoderLayer(context, options(config, i), self.rotary) for i in indices})
-        self.norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps) if count - 1 in indices else None
+        self.layers = nn.ModuleDict({str(i): DecoderLayer(context, of_layer[i], rotary[ropes[i]]) for i in indices})
+        self.norm: RMSNorm | None = None
+        if count - 1 in indices:
+            offset = of_layer[count - 1].norm_offset
+            self.norm = RMSNorm(context, config.hidden_size, config.rms_norm_eps, offset)
+        self.embedding_scale = (
+            None if embedding_scale is None else torch.tensor(embedding_scale, dtype=context.dtype).item()
+        )
         self.is_first = 0 in indices
         self._stack = tuple(self.layers.values())
 
@@ -90,6 +119,8 @@ class DecoderModel(Module):
         else:
             assert self.embed_tokens is not None, "token ids go to the stage that holds the embedding"
             hidden, residual = self.embed_tokens.forward(inputs), None
+            if self.embedding_scale is not None:
+                hidden = hidden * self.embedding_scale
         for layer in self._stack:
             hidden, residual = layer.forward(positions, hidden, residual, context)
         assert residual is not None, "a stage has at least one layer"
@@ -105,6 +136,7 @@ class DecoderForCausalLM(CausalLM):
     defaults: config.json keys and the values that a missing one has in this architecture; with them
     `context.config` is read anew.
     rename: checkpoint name → the name used here ("model.layers.0.mlp.gate_proj.weight"), None: skip the tensor.
+    embedding_scale: the vectors of tokens are multiplied by it. logit_soft_cap c: logits become c * tanh(logits / c).
     """
 
     def __init__(
@@ -114,17 +146,20 @@ class DecoderForCausalLM(CausalLM):
         *,
         defaults: dict[str, object] | None = None,
         rename: Callable[[str], str | None] | None = None,
+        embedding_scale: float | None = None,
+        logit_soft_cap: float | None = None,
     ) -> None:
         super().__init__()
         if defaults:
             context.config = context.config.with_defaults(defaults)
         config = context.config
         self.config = config
-        self.model = DecoderModel(context, options or _plain_layer)
+        self.model = DecoderModel(context, options or _plain_layer, embedding_scale)
         self.lm_head: LMHead | None = None
         if self.model.norm is not None:
             tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
             self.lm_head = LMHead(context, config.vocab_size, config.hidden_size, tied_to)
+        self.logit_soft_cap = logit_soft_cap
         self._rename = rename
         self._is_partial = context.layer_range is not None
 
@@ -135,7 +170,10 @@ class DecoderForCausalLM(CausalLM):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self.lm_head is not None, "logits come from the last pipeline stage"
-        return self.lm_head.forward(hidden)
+        logits = self.lm_head.forward(hidden)
+        if self.logit_soft_cap is not None:
+            logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
+        return logits
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         tied = self.lm_head is not None and self.lm_head.tied

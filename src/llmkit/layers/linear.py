@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmkit.errors import ModelError
-from llmkit.layers.module import Module, WeightSlot
+from llmkit.layers.module import Module, WeightSlot, stacked_slot
 from llmkit.layers.stacked_weight import Shard, StackedWeight
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ def rank_slice(size: int, parallel: ParallelLayout, what: str) -> slice:
 
 
 class Linear(Module):
-    """y = x Wᵀ + b on this worker's part of W; by itself, without `columns` and partial shards, the whole W."""
+    """y = x Wᵀ + b on this worker's part of W; by itself, without `columns` and partial shards, the whole W.
+
+    fused: the checkpoint has all shards as one tensor, under this layer's own name.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Linear(Module):
         bias: bool = False,
         columns: slice | None = None,
         role: str = "linear",
+        fused: bool = False,
     ) -> None:
         """shards: the parts that W is stacked from, or simply the number of output features."""
         super().__init__()
@@ -48,6 +52,7 @@ class Linear(Module):
         self.weight = StackedWeight(context, shards, in_features, columns=columns, role=role)
         self.bias: torch.Tensor | None = None
         self.has_bias = bias
+        self.fused = fused
         self._dtype = context.dtype
         self._device = context.device
 
@@ -58,12 +63,17 @@ class Linear(Module):
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         start = 0
         self.bias = None
-        for shard, slot in zip(self.weight.shards, self.weight.slots(), strict=True):
-            yield f"{shard.path(path)}.weight", slot
-            if self.has_bias:
-                load = partial(self._load_bias, shard, start)
-                yield f"{shard.path(path)}.bias", WeightSlot((shard.checkpoint_rows,), load)
+        weights = self.weight.slots()
+        biases: list[WeightSlot] = []
+        for shard in self.weight.shards:
+            biases.append(WeightSlot((shard.checkpoint_rows,), partial(self._load_bias, shard, start)))
             start += shard.num_rows
+        names = [shard.path(path) for shard in self.weight.shards]
+        if self.fused:
+            names, weights, biases = [path], [stacked_slot(weights)], [stacked_slot(biases)]
+        yield from zip((f"{name}.weight" for name in names), weights, strict=True)
+        if self.has_bias:
+            yield from zip((f"{name}.bias" for name in names), biases, strict=True)
 
     def parameter_bytes(self) -> int:
         bias = self.weight.shape[0] * self._dtype.itemsize if self.has_bias else 0
@@ -79,11 +89,17 @@ class MergedColumnParallelLinear(Linear):
     """Several column-parallel layers on the same input as one product; the checkpoint has them one by one."""
 
     def __init__(
-        self, context: ModelContext, in_features: int, outputs: Mapping[str, int], *, bias: bool = False
+        self,
+        context: ModelContext,
+        in_features: int,
+        outputs: Mapping[str, int],
+        *,
+        bias: bool = False,
+        fused: bool = False,
     ) -> None:
         """outputs: name in the checkpoint → output features, in the order in which they are concatenated."""
         shards = [Shard(name, n, rank_slice(n, context.parallel, name)) for name, n in outputs.items()]
-        super().__init__(context, in_features, shards, bias=bias)
+        super().__init__(context, in_features, shards, bias=bias, fused=fused)
 
 
 class ColumnParallelLinear(Linear):
@@ -109,6 +125,7 @@ class QKVParallelLinear(Linear):
         num_kv_heads: int,
         *,
         bias: bool = False,
+        fused: bool = False,
         names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
         parallel = context.parallel
@@ -126,7 +143,7 @@ class QKVParallelLinear(Linear):
             Shard(name, total * head_size, slice(part.start * head_size, part.stop * head_size))
             for name, total, part in zip(names, totals, parts, strict=True)
         ]
-        super().__init__(context, hidden_size, shards, bias=bias)
+        super().__init__(context, hidden_size, shards, bias=bias, fused=fused)
         self.num_heads = heads.stop - heads.start
         self.num_kv_heads = kv_heads.stop - kv_heads.start
         self.split_sizes = [shard.num_rows for shard in shards]

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)). Source: Shazeer, "GLU Variants Improve Transformer" (2020)."""
 
-    def __init__(self, context: ModelContext, *, bias: bool = False) -> None:
+    def __init__(self, context: ModelContext, *, bias: bool = False, fused: bool = False) -> None:
+        """fused: the checkpoint has gate and up as one tensor, `gate_up_proj`."""
         super().__init__()
         hidden, inner = context.config.hidden_size, context.config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(
-            context, hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias
+            context, hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, fused=fused
         )
         self.down_proj = RowParallelLinear(context, inner, hidden, bias=bias)
         self._activation = gated_activation(context.kernels, context.config.activation)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -18,6 +16,17 @@ class WeightSlot:
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
+
+
+def stacked_slot(slots: Sequence[WeightSlot]) -> WeightSlot:
+    """One slot for a tensor in which those of `slots` lie one after the other along the first dimension."""
+    rows = [slot.shape[0] for slot in slots]
+
+    def load(tensor: torch.Tensor) -> None:
+        for slot, part in zip(slots, torch.split(tensor, rows), strict=True):
+            slot.load(part)
+
+    return WeightSlot((sum(rows), *slots[0].shape[1:]), load)
 
 
 class Module(nn.Module):
@@ -53,4 +62,9 @@ class Module(nn.Module):
 
     def parameter_bytes(self) -> int:
         """Bytes that the weights of this module itself take once loaded; its children not counted."""
+        return 0
+
+    def activation_width(self) -> int:
+        """Elements a token that the temporaries of this module's forward pass take at their widest, where that is more
+        than an ordinary decoder layer of the configuration's sizes takes; 0 otherwise."""
         return 0

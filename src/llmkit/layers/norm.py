@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x²) + eps) * weight. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019)."""
+    """x / sqrt(mean(x²) + eps) * weight. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
-    def __init__(self, context: ModelContext, size: int, eps: float) -> None:
+    offset: added to the checkpoint's weight. The sum is kept in float32 whatever the model's type, as those who store
+    weights as differences from 1 compute it.
+    """
+
+    def __init__(self, context: ModelContext, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.size = size
         self.eps = eps
+        self.offset = offset
         self.weight: torch.Tensor | None = None
-        self._dtype = context.dtype
+        self._dtype = torch.float32 if offset else context.dtype
         self._device = context.device
         self._kernels = context.kernels
 
@@ -43,3 +48,5 @@ class RMSNorm(Module):
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy: the reader's tensor may be a view of a mapped file.
         self.weight = torch.empty(self.size, dtype=self._dtype, device=self._device).copy_(tensor)
+        if self.offset:
+            self.weight += self.offset

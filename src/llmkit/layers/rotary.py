@@ -1,7 +1,8 @@
 """Rotary position embedding, with the ways of stretching it to longer contexts.
 
 Sources: Su et al., "RoFormer" (2021); "linear": Chen et al., "Extending Context Window of Large Language Models via
-Positional Interpolation" (2023); "yarn": Peng et al., "YaRN" (2023); "llama3": the release of Llama 3.1.
+Positional Interpolation" (2023); "yarn": Peng et al., "YaRN" (2023); "longrope": Ding et al., "LongRoPE" (2024);
+"llama3": the release of Llama 3.1.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ def _yarn(rope: RopeConfig) -> torch.Tensor:
     return frequencies / rope.factor * ramp + frequencies * (1.0 - ramp)
 
 
+def _longrope(rope: RopeConfig, length: int) -> torch.Tensor:
+    """A divisor of its own for every frequency; one set of them for contexts of the original length, another for
+    longer ones."""
+    return _plain(rope) / torch.tensor(rope.long_factors if length > rope.original_length else rope.short_factors)
+
+
 _FREQUENCIES: dict[str, Callable[[RopeConfig], torch.Tensor]] = {
     "default": _plain,
     "dynamic": _plain,  # as long as the context is not exceeded, see RotaryEmbedding
@@ -64,17 +71,22 @@ _FREQUENCIES: dict[str, Callable[[RopeConfig], torch.Tensor]] = {
 }
 
 
-def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
-    """Radians per position, float32 [rotary_dim / 2] on the CPU."""
+def inverse_frequencies(rope: RopeConfig, length: int = 0) -> torch.Tensor:
+    """Radians per position, float32 [rotary_dim / 2] on the CPU. length: of the longest sequence, for "longrope"."""
+    if rope.rope_type == "longrope":
+        return _longrope(rope, length)
     return _FREQUENCIES[rope.rope_type](rope)
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by; other than 1 only for "yarn" (the paper's equation 22)."""
-    if rope.rope_type != "yarn":
+    """What cosines and sines are multiplied by; other than 1 only for "yarn" (the paper's equation 22) and "longrope"
+    (section 3.3)."""
+    if rope.rope_type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.rope_type == "longrope":
+        return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
 
     def magnitude(weight: float) -> float:
         return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
@@ -85,16 +97,19 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 class RotaryEmbedding(Module):
-    """Rotates queries and keys by their positions. One object serves all layers of a model.
+    """Rotates queries and keys by their positions. One object serves all layers with the same parameters.
 
-    The table of cosines and sines is float32 whatever the model's type, and made at the first use.
+    With "longrope" the longest sequence that the engine allows decides which frequencies all sequences have: keys in
+    the cache could not follow a sequence that grows out of the original context. The table of cosines and sines is
+    float32 whatever the model's type, and made at the first use.
     """
 
-    def __init__(self, context: ModelContext) -> None:
-        """Raises ModelError if the context is longer than a "dynamic" embedding can serve."""
+    def __init__(self, context: ModelContext, rope: RopeConfig | None = None) -> None:
+        """rope: None for the configuration's. Raises ModelError if the context is longer than a "dynamic" embedding
+        can serve."""
         super().__init__()
         config = context.config
-        self.rope = config.rope
+        self.rope = rope or config.rope
         self.head_size = config.head_dim
         self.max_positions = context.max_model_len or config.max_position_embeddings
         self._kernels = context.kernels
@@ -118,7 +133,7 @@ class RotaryEmbedding(Module):
         """float32 [max_positions, rotary_dim]: cosines, then sines; kept for later calls."""
         # float32 throughout, as in the implementations that the models were trained with.
         positions = torch.arange(self.max_positions, dtype=torch.float32)
-        angles = positions[:, None] * inverse_frequencies(self.rope)
+        angles = positions[:, None] * inverse_frequencies(self.rope, self.max_positions)
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(self.rope)
         self._cos_sin = table.to(device)
         return self._cos_sin

@@ -70,6 +70,11 @@ class StackedWeight:
         self._kernels = context.kernels
         self._quantization = context.quantization
 
+    @property
+    def complete(self) -> bool:
+        """Whether all shards have arrived."""
+        return not self._missing and (self.plain is not None or self.packed is not None)
+
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [t, k] → [t, n]."""
         if self.packed is None:
