@@ -108,6 +108,20 @@ class ConnectorConfig(Section):
     """KV transfer and offload."""
 
     name: PluginChoice | None = Field(default=None, description="Connector plugin; none by default.")
+    role: Literal["both", "producer", "consumer"] = Field(
+        default="both", description="Whether it only stores (producer), only loads (consumer), or both."
+    )
+    load_failure_policy: Literal["recompute", "fail"] = Field(
+        default="recompute",
+        description="What becomes of a request whose blocks could not be loaded: its tokens are computed, or it ends "
+        "with an error.",
+    )
+    load_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds after which a load, or the connector's answer whether there is one, is no longer waited "
+        "for.",
+    )
 
 
 class StructuredConfig(Section):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from llmkit.kv_cache.block_pool import NULL_BLOCK
-from llmkit.kv_cache.layout import KVGroup
+from llmkit.kv_cache.layout import KVCacheLayout, KVGroup
 
 NEVER = sys.maxsize
 """A number of tokens that no sequence reaches."""
@@ -30,7 +30,7 @@ class GroupManager(ABC):
         """First column that any token from position `num_computed_tokens` on still attends to."""
 
     @abstractmethod
-    def longest_hit(self, hashes: Sequence[bytes], index: Mapping[bytes, int], limit: int) -> int:
+    def longest_hit(self, hashes: Sequence[bytes], index: Container[bytes], limit: int) -> int:
         """Largest number of leading blocks, at most `limit`, after which computing can go on from the
         cache."""
 
@@ -62,7 +62,7 @@ class FullAttentionManager(GroupManager):
     def first_needed(self, num_computed_tokens: int) -> int:  # noqa: ARG002
         return 0
 
-    def longest_hit(self, hashes: Sequence[bytes], index: Mapping[bytes, int], limit: int) -> int:
+    def longest_hit(self, hashes: Sequence[bytes], index: Container[bytes], limit: int) -> int:
         for i in range(limit):
             if hashes[i] not in index:
                 return i
@@ -90,7 +90,7 @@ class SlidingWindowManager(GroupManager):
     def first_needed(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.window + 1) // self.block_size
 
-    def longest_hit(self, hashes: Sequence[bytes], index: Mapping[bytes, int], limit: int) -> int:
+    def longest_hit(self, hashes: Sequence[bytes], index: Container[bytes], limit: int) -> int:
         end = limit
         needed = self.first_needed(end * self.block_size)
         column = end - 1
@@ -111,6 +111,51 @@ class SlidingWindowManager(GroupManager):
         # At worst the window and the tokens of a step lie across one block border more than they must.
         across = (self.window + max_step_tokens - 2) // self.block_size + 2
         return min(-(-num_tokens // self.block_size), across)
+
+
+def agreed_length(
+    managers: Sequence[GroupManager], indices: Sequence[Container[bytes]], hashes: Sequence[bytes], limit: int
+) -> int:
+    """Largest number of leading blocks, at most `limit`, after which every group can go on, given which contents
+    there are for it.
+
+    What is a hit for one group may be too long for another, and a sliding window's shorter hit needs other blocks
+    than its longer one, so the groups are asked in turn until all accept the same length.
+    """
+    agreed, length = 0, limit
+    while length:
+        for manager, index in zip(managers, indices, strict=True):
+            shorter = manager.longest_hit(hashes, index, length)
+            agreed = agreed + 1 if shorter == length else 1
+            length = shorter
+            if agreed == len(managers):
+                return length
+    return 0
+
+
+class _AfterCached:
+    """The contents of a cached prefix, and whatever else there is."""
+
+    def __init__(self, cached: Sequence[bytes], more: Container[bytes]) -> None:
+        self._cached = frozenset(cached)
+        self._more = more
+
+    def __contains__(self, block_hash: object) -> bool:
+        return block_hash in self._cached or block_hash in self._more
+
+
+def loadable_blocks(
+    layout: KVCacheLayout, hashes: Sequence[bytes], num_cached: int, available: Sequence[Container[bytes]]
+) -> int:
+    """How many blocks behind the first `num_cached` ones, which are in the cache, a connector can load, so that
+    every KV group can go on behind them.
+
+    hashes: of the sequence's full blocks. available: per group, the contents that the connector has. Of a group with
+    a sliding window only the blocks that are still seen need to be there.
+    """
+    managers = make_group_managers(layout.groups, layout.block_size)
+    indices = [_AfterCached(hashes[:num_cached], more) for more in available]
+    return max(0, agreed_length(managers, indices, hashes, len(hashes)) - num_cached)
 
 
 def make_group_managers(groups: Sequence[KVGroup], block_size: int) -> tuple[GroupManager, ...]:

@@ -83,6 +83,22 @@ class BlockHasher:
         return HashChain(self.block_size, seed, local)
 
 
+def block_hashes(
+    token_ids: Sequence[int],
+    block_size: int,
+    *,
+    cache_salt: str | None = None,
+    extra_keys: Sequence[ExtraKey] = (),
+) -> list[bytes]:
+    """Content hashes of all full blocks of a sequence, as the prefix cache, its events and connectors use them.
+
+    Raises ValueError for a token that is not an unsigned 32-bit integer.
+    """
+    chain = BlockHasher(block_size).chain(cache_salt, extra_keys)
+    chain.extend(token_ids, len(token_ids) // block_size)
+    return chain.hashes
+
+
 class HashChain:
     """Hashes of the full blocks of one sequence, extended as the sequence grows, never computed twice.
 

@@ -15,14 +15,14 @@ leaves nothing behind that was never filled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from llmkit.kv_cache.block_pool import NULL_BLOCK, BlockPool, IntegrityError
 from llmkit.kv_cache.events import EventReporter, KVEvent
 from llmkit.kv_cache.groups import NEVER, make_group_managers
 from llmkit.kv_cache.hashing import BlockHasher
 from llmkit.kv_cache.layout import KVCacheLayout
-from llmkit.kv_cache.prefix_cache import PrefixCache, PrefixHit
+from llmkit.kv_cache.prefix_cache import FilledListener, PrefixCache, PrefixHit
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
 from llmkit.kv_cache.stats import KVCacheStats
 
@@ -35,7 +35,8 @@ class KVCacheManager:
 
     max_model_len: longest sequence in tokens; no table grows beyond the block that holds its last token.
     on_event: called with stored, removed and cleared events after the call that caused them has done its
-    work. namespace: goes into every content hash, see BlockHasher.
+    work. on_filled: called during a commit for each block that became findable, with its group, hash and column.
+    namespace: goes into every content hash, see BlockHasher.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class KVCacheManager:
         *,
         max_model_len: int,
         on_event: Callable[[KVEvent], None] | None = None,
+        on_filled: FilledListener | None = None,
         namespace: bytes = b"",
     ) -> None:
         self.layout = layout
@@ -55,9 +57,10 @@ class KVCacheManager:
         on_removed = self._reporter.removed if self._reporter.enabled else None
         self._pool = BlockPool(layout.num_blocks, len(self._groups), on_removed)
         hasher = BlockHasher(layout.block_size, namespace)
-        self._prefixes = PrefixCache(self._pool, self._groups, hasher, self._reporter)
+        self._prefixes = PrefixCache(self._pool, self._groups, hasher, self._reporter, on_filled)
         self._max_capacity = -(-max_model_len // layout.block_size) * layout.block_size
         self._sequences: dict[str, SequenceBlocks] = {}
+        self._held: Counter[int] = Counter()
         self._queries = self._query_tokens = self._hit_tokens = 0
 
     # Prefix cache
@@ -107,24 +110,26 @@ class KVCacheManager:
         hit: PrefixHit | None = None,
         *,
         count_query: bool = True,
+        num_loaded: int = 0,
     ) -> list[TableUpdate] | None:
         """Make room for the first `num_tokens` tokens of `seq`.
 
         Returns the columns that were appended to its tables, those of the hit included, or None, with nothing
         changed, if the free blocks do not suffice. hit: only when the sequence has no blocks yet; from
         `lookup`, with no other allocation in between. count_query: whether the hit enters the statistics (not
-        after a preemption). Raises ValueError for a hit that is stale or comes too late, or for more tokens
-        than max_model_len.
+        after a preemption). num_loaded: tokens behind the hit, in whole blocks, that will be loaded from elsewhere:
+        of these a sliding window gets no blocks that it would have left. Raises ValueError for a hit that is stale
+        or comes too late, or for more tokens than max_model_len.
         """
         state = self._sequences.get(seq.sequence_id)
         if state is None:
-            return self._admit(seq, num_tokens, hit, count_query)
+            return self._admit(seq, num_tokens, hit, count_query, num_loaded)
         if hit is not None:
             raise ValueError(f"sequence {seq.sequence_id} has blocks already and cannot take a prefix hit")
         if num_tokens <= state.capacity:
             return []
-        columns = self._columns(seq, num_tokens) - state.capacity // self.block_size
-        if columns * len(self._groups) > self._pool.num_free:
+        columns = self._columns(seq, num_tokens)
+        if (columns - state.capacity // self.block_size) * len(self._groups) > self._pool.num_free:
             return None
         return self._append(state, columns)
 
@@ -194,7 +199,7 @@ class KVCacheManager:
         self._set_next_commit(state)
         if not rest:
             return []
-        updates = self._append(state, 1)
+        updates = self._append(state, full + 1)
         return [(source.tables[group][full], blocks[0]) for group, _, blocks in updates]
 
     def free(self, seq: CacheableSequence) -> None:
@@ -208,6 +213,33 @@ class KVCacheManager:
         """The block table of `seq` in each group, as lists of the caller's own. Raises ValueError if it has
         none."""
         return tuple(list(table) for table in self._state(seq).tables)
+
+    def block_hashes(self, seq: CacheableSequence, num_blocks: int) -> list[bytes]:
+        """Content hashes of the first full blocks of `seq`, at most `num_blocks`, as far as its tokens are known."""
+        state = self._sequences.get(seq.sequence_id)
+        chain = (state.chain if state is not None else None) or self._prefixes.chain(seq)
+        count = min(num_blocks, len(seq.token_ids) // self.block_size)
+        chain.extend(seq.token_ids, count)
+        return chain.hashes[:count]
+
+    # Blocks that are held for transfers
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Keep what `blocks` hold, whoever frees them, until `release`; may be nested. Null is ignored."""
+        held = [block for block in blocks if block != NULL_BLOCK]
+        self._pool.acquire(held)
+        self._held.update(held)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take back a `hold`. Raises IntegrityError for a block that is not held."""
+        released = [block for block in blocks if block != NULL_BLOCK]
+        self._held.subtract(released)
+        self._pool.release(released)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._sequences)
 
     def fits(self, num_tokens: int, max_step_tokens: int | None = None) -> bool:
         """Whether a sequence of `num_tokens` can be held when no other sequence holds blocks.
@@ -254,7 +286,7 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Recount everything; O(blocks). Raises IntegrityError that names the first disagreement."""
-        holders: Counter[int] = Counter()
+        holders = +self._held
         owner: dict[int, int] = {}
         for name, state in self._sequences.items():
             state.check_integrity(f"sequence {name}", self.block_size, self._pool)
@@ -283,9 +315,9 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _admit(
-        self, seq: CacheableSequence, num_tokens: int, hit: PrefixHit | None, count_query: bool
+        self, seq: CacheableSequence, num_tokens: int, hit: PrefixHit | None, count_query: bool, num_loaded: int
     ) -> list[TableUpdate] | None:
-        """First allocation of a sequence: the hit's blocks, then new ones."""
+        """First allocation of a sequence: the hit's blocks, then new ones, null ones where nothing will be loaded."""
         found = hit.num_tokens // self.block_size if hit is not None else 0
         columns = self._columns(seq, num_tokens) - found
         if columns < 0:
@@ -296,8 +328,9 @@ class KVCacheManager:
                 raise ValueError(f"sequence {seq.sequence_id}: a prefix hit although prefix caching is off")
             self._prefixes.verify(seq, hit, chain)
         tables = tuple(list(table) for table in (hit or self._prefixes.no_hit()).blocks)
+        skipped = self._skip_unseen(tables, found * self.block_size + num_loaded) if num_loaded else 0
         from_queue = sum(map(self._pool.count_free, tables))
-        if columns * len(self._groups) + from_queue > self._pool.num_free:
+        if columns * len(self._groups) - skipped + from_queue > self._pool.num_free:
             return None
         for table in tables:
             self._pool.acquire(table)
@@ -311,19 +344,33 @@ class KVCacheManager:
             self._queries += 1
             self._query_tokens += seq.num_tokens
             self._hit_tokens += covered
-        self._append(state, columns)
+        self._append(state, found + columns)
         return [(group, 0, list(table)) for group, table in enumerate(tables) if table]
 
+    def _skip_unseen(self, tables: tuple[list[int], ...], num_computed_tokens: int) -> int:
+        """Put the null block where a window will have left once so many tokens are there; how many columns behind
+        the tables' ends that are."""
+        skipped = 0
+        for manager in self._windows:
+            table = tables[manager.group]
+            first, end = manager.first_needed(num_computed_tokens), len(table)
+            table[: min(first, end)] = [NULL_BLOCK] * min(first, end)
+            table += [NULL_BLOCK] * (first - end)
+            skipped += max(0, first - end)
+        return skipped
+
     def _append(self, state: SequenceBlocks, columns: int) -> list[TableUpdate]:
-        """New blocks for `columns` more columns in every group; the caller has checked that they are free."""
-        start = state.capacity // self.block_size
-        blocks = self._pool.take(columns * len(self._groups))
-        state.capacity += columns * self.block_size
+        """New blocks up to `columns` columns in every group; the caller has checked that they are free."""
+        missing = [columns - len(table) for table in state.tables]
+        blocks = self._pool.take(sum(missing))
+        state.capacity = columns * self.block_size
         updates = []
-        for group, table in enumerate(state.tables):
-            new = blocks[group * columns : (group + 1) * columns]
+        taken = 0
+        for group, (table, count) in enumerate(zip(state.tables, missing, strict=True)):
+            new = blocks[taken : taken + count]
+            taken += count
+            updates.append((group, len(table), new))
             table.extend(new)
-            updates.append((group, start, new))
         self._reporter.flush()
         return updates
 

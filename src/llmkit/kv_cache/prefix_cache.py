@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmkit.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from llmkit.kv_cache.events import EventReporter
-from llmkit.kv_cache.groups import GroupManager
+from llmkit.kv_cache.groups import GroupManager, agreed_length
 from llmkit.kv_cache.hashing import BlockHasher, HashChain
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
+
+FilledListener = Callable[[int, int, bytes, int], None]
+"""Told of a block that became findable: group, block id, hash, column."""
 
 _REMEMBERED_CHAINS = 64  # bounds what sequences that ended while they waited leave behind
 
@@ -41,11 +45,13 @@ class PrefixCache:
         groups: tuple[GroupManager, ...],
         hasher: BlockHasher,
         reporter: EventReporter,
+        on_filled: FilledListener | None = None,
     ) -> None:
         self._pool = pool
         self._groups = groups
         self._hasher = hasher
         self._reporter = reporter
+        self._on_filled = on_filled
         self._known_chains: OrderedDict[str, _KnownChain] = OrderedDict()
 
     def lookup(self, seq: CacheableSequence) -> PrefixHit:
@@ -55,7 +61,7 @@ class PrefixCache:
             return self.no_hit()
         chain = self.chain(seq)
         chain.extend(seq.token_ids, limit)
-        length = self._agree(chain.hashes, limit)
+        length = agreed_length(self._groups, self._pool.indices, chain.hashes, limit)
         blocks = tuple(
             manager.hit_blocks(chain.hashes, index, length)
             for manager, index in zip(self._groups, self._pool.indices, strict=True)
@@ -65,22 +71,6 @@ class PrefixCache:
     def no_hit(self) -> PrefixHit:
         """The hit of nothing."""
         return PrefixHit(0, tuple([] for _ in self._groups))
-
-    def _agree(self, hashes: list[bytes], limit: int) -> int:
-        """Number of leading blocks that are a hit for every group.
-
-        What is a hit for one group may be too long for another, and a sliding window's shorter hit needs
-        other blocks than its longer one, so the groups are asked in turn until all accept the same length.
-        """
-        agreed, length = 0, limit
-        while length:
-            for manager, index in zip(self._groups, self._pool.indices, strict=True):
-                shorter = manager.longest_hit(hashes, index, length)
-                agreed = agreed + 1 if shorter == length else 1
-                length = shorter
-                if agreed == len(self._groups):
-                    return length
-        return 0
 
     def chain(self, seq: CacheableSequence) -> HashChain:
         """The hash chain of a sequence that holds no blocks yet.
@@ -121,6 +111,10 @@ class PrefixCache:
         state.num_committed = full
         register, hashes = self._pool.register, chain.hashes
         for group, table in enumerate(state.tables):
-            stored = [column for column in range(first, full) if register(table[column], group, hashes[column])]
+            kept = max(first, state.first_kept[group])  # columns before that were never loaded
+            stored = [column for column in range(kept, full) if register(table[column], group, hashes[column])]
             if stored and self._reporter.enabled:
                 self._reporter.stored(group, stored, chain, seq.token_ids, seq.extra_keys)
+            if self._on_filled is not None:
+                for column in stored:
+                    self._on_filled(group, table[column], hashes[column], column)

@@ -6,7 +6,7 @@ collector, whose passes over them would be the longest steps of a busy engine.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     included unless ignored; eos_token_ids: those of them for which stop_reason is None. bad_words_ids: token
     sequences that must not appear. arrival_time: seconds, time.monotonic().
     prior_output_token_ids: tokens that an earlier engine already produced; the request goes on after them.
+    kv_transfer_params: for the connector.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     user: str | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     prior_output_token_ids: tuple[int, ...] = ()
 
 
@@ -48,7 +50,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
     from the prefix cache, fixed at the first admission. error: message, with finish_reason "error".
     first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
-    first token and at some ends. num_preemptions: of this sequence, so far.
+    first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the connector wants the
+    client to have, with the end of a sequence.
     """
 
     request_id: str
@@ -62,3 +65,4 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     error: str | None = None
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
