@@ -205,7 +205,7 @@ def test_extensions_are_told():
         ({"shape": {"architectures": ["NoSuchModel"]}}, ModelError, "NoSuchModel"),
         ({"scheduler.policy": "none_such"}, PluginError, "none_such"),
         ({"extensions": ("none_such",)}, PluginError, "none_such"),
-        ({"connector.name": "x"}, ConfigError, "connector"),
+        ({"connector.name": "none_such"}, PluginError, "none_such"),
         ({"structured.backend": "x"}, ConfigError, "structured"),
         ({"scheduler.async_scheduling": True}, ConfigError, "async_scheduling"),
         ({"execution.device": "cuda:x"}, ConfigError, "cuda:x"),

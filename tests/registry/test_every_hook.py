@@ -13,17 +13,22 @@ from llmkit.errors import PluginError
 from llmkit.hookspecs import Environment, PluginInfo, hookimpl
 from llmkit.hookspecs.connector import (
     Connector,
+    ConnectorBuilder,
     LoadOffer,
     Retention,
     SchedulerConnector,
+    SchedulerContext,
     TransferReport,
     WorkerConnector,
+    WorkerContext,
 )
 from llmkit.hookspecs.kinds import KINDS
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler, GrammarRequest
+from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.registry import Registry
 
 TESTS = Path(__file__).parents[1]
+TINY = KVCacheLayout((), 2, 4, 4)
 
 
 @pytest.mark.parametrize("hook", [hook.__name__ for kind in KINDS for hook in kind.hooks])
@@ -46,13 +51,10 @@ class Nowhere(SchedulerConnector, WorkerConnector):
     def plan_transfers(self, plan: Any) -> None:
         return
 
-    def request_finished(self, request: Any, block_ids: Any) -> Retention:
-        return Retention()
-
     def register(self, layout: Any, kv_caches: Any) -> None:
         return
 
-    def start_load(self, transfers: Any) -> None:
+    def start_load(self, payload: Any) -> None:
         return
 
     def report(self) -> TransferReport:
@@ -62,15 +64,16 @@ class Nowhere(SchedulerConnector, WorkerConnector):
 class NowhereConnector(Connector):
     info = PluginInfo("to nowhere")
 
-    def scheduler_half(self, layout: Any) -> SchedulerConnector:
+    def scheduler_half(self, context: SchedulerContext) -> SchedulerConnector:
         return Nowhere()
 
-    def worker_half(self, rank: int, world_size: int) -> WorkerConnector:
+    def worker_half(self, context: WorkerContext) -> WorkerConnector:
         return Nowhere()
 
     @staticmethod
     @hookimpl
-    def llmkit_connector() -> Connector:
+    def llmkit_connector(build: ConnectorBuilder) -> Connector:
+        assert callable(build)
         return NowhereConnector()
 
 
@@ -127,15 +130,18 @@ class OnlyTokenCompiler(GrammarCompiler):
 def test_a_connector_builds_its_halves(cpu: Environment) -> None:
     registry = Registry.discover()
     registry.register("connector", "nowhere", NowhereConnector)
-    connector = registry.create("connector", "nowhere", cpu)
-    worker, scheduler = connector.worker_half(0, 1), connector.scheduler_half(None)
+    connector = registry.create("connector", "nowhere", cpu, build=lambda *_: NowhereConnector())
+    worker = connector.worker_half(WorkerContext(0, 1, "", "both"))
+    scheduler = connector.scheduler_half(SchedulerContext(TINY, "", 1, 8, "both", iter(range(9)).__next__))
     # What the contract has defaults for does nothing.
     for call in (worker.wait_for_save, worker.close, scheduler.close, scheduler.reset):
         assert call() is None
     assert worker.wait_for_layer(0) is worker.save_layer(0) is scheduler.update(worker.report()) is None
-    assert scheduler.preempted(None) is None
+    assert scheduler.preempted(None) is worker.cancel([1]) is worker.wait(0.0) is None
     assert scheduler.offer(None, 0).num_tokens == 0
-    assert not scheduler.request_finished(None, ()).keep
+    assert scheduler.problems({}) == []
+    assert scheduler.request_finished(None, ()) == Retention()
+    assert not worker.report()
 
 
 def test_a_grammar_compiler_gets_the_vocabulary(cpu: Environment) -> None:
@@ -186,6 +192,6 @@ def test_an_object_that_breaks_the_contract_is_refused(cpu: Environment, kind: s
 
     registry = Registry.discover()
     registry.register(kind, "wrong", Wrong)
-    arguments = {"vocabulary": None} if kind == "structured" else {}
+    arguments = {"vocabulary": None} if kind == "structured" else {"build": None}
     with pytest.raises(PluginError, match="returned a int"):
         registry.create(kind, "wrong", cpu, **arguments)

@@ -29,6 +29,8 @@ _NAMES: dict[str, str] = {
     "model.overrides": "--hf-overrides",
     "kv_cache.dtype": "--kv-cache-dtype",
     "kv_cache.memory_gib": "--kv-cache-memory-gib",
+    "connector.role": "--connector-role",
+    "connector.load_timeout_s": "--connector-load-timeout-s",
     "plugins.auto": "--auto-plugins",
     "plugins.strict": "--strict-plugins",
     "plugins.disable": "--disable-plugins",

@@ -20,6 +20,9 @@ from llmkit.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("llmkit.engine")
 
+RESET_WAIT_S = 2.0
+"""Seconds that a reset of the prefix cache waits for transfers."""
+
 
 @dataclass(slots=True)
 class _Submitted:
@@ -112,20 +115,47 @@ class EngineCore:
             self._in_flight.popleft()
             waited = time.perf_counter()
             outputs = self._update(submitted.plan, result)
-            if self._on_step:
+            if self._on_step and submitted.plan.num_rows:
                 self._tell_step(submitted, result, waited - start, time.perf_counter() - waited)
         outputs += self.scheduler.take_news()
         self._tell_finished()
+        self._send_off_transfers()
         return outputs
 
+    def _send_off_transfers(self) -> None:
+        """With nothing left to compute nobody calls `step`: what the connector is to store must begin now."""
+        if not self.scheduler.num_unfinished and not self._in_flight and self.scheduler.transfers.has_news:
+            self._run_one_step()
+
+    def _run_one_step(self) -> None:
+        self._fill_pipeline()
+        while self._in_flight:
+            submitted = self._in_flight[0]
+            result = self._wait(submitted)
+            self._in_flight.popleft()
+            self._update(submitted.plan, result)
+
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks."""
+        """Forget all cached prefixes, and those that a connector has stored; False, with nothing forgotten, while any
+        request or transfer holds blocks. Waits a moment for transfers that nobody waits for."""
+        self.settle_transfers(RESET_WAIT_S)
         return self.scheduler.reset_prefix_cache()
+
+    def settle_transfers(self, seconds: float) -> bool:
+        """With no request unfinished, run steps for the connector alone until nothing is under way, at most so long;
+        whether nothing is."""
+        transfers = self.scheduler.transfers
+        deadline = time.monotonic() + seconds
+        while transfers.holds_blocks and not self.has_work() and time.monotonic() < deadline:
+            transfers.ask_workers()
+            self._run_one_step()
+        return not transfers.holds_blocks
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's numbers."""
         scheduler = self.scheduler
         kv = scheduler.manager.stats()
+        loads = scheduler.transfers.counts
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.queue),
@@ -133,6 +163,11 @@ class EngineCore:
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_preemptions=scheduler.num_preemptions,
+            num_loading=scheduler.transfers.num_waiting,
+            num_loads=loads.num_loads,
+            num_failed_loads=loads.num_failed_loads,
+            external_query_tokens=scheduler.transfers.requests.query_tokens,
+            external_hit_tokens=loads.hit_tokens,
             kv_usage=kv.usage,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free,
@@ -146,6 +181,7 @@ class EngineCore:
         if not self._closed:
             self._closed = True
             self._in_flight.clear()
+            self.scheduler.close()
             self.executor.close()
 
     def _fill_pipeline(self) -> None:
@@ -180,7 +216,7 @@ class EngineCore:
         return None
 
     def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:
-        self._num_steps += 1
+        self._num_steps += plan.num_rows > 0
         if result is None:
             return []
         try:
@@ -193,14 +229,18 @@ class EngineCore:
     def _start_over(self) -> None:
         """After a step that was broken off: end all requests, and let nothing of it arrive later."""
         self._num_failed_steps += 1
-        in_flight = [submitted.handle for submitted in self._in_flight if submitted.handle is not None]
+        in_flight = list(self._in_flight)
         self._in_flight.clear()
         self.scheduler.start_over("The step was interrupted.")
-        for handle in in_flight:
+        for submitted in in_flight:
+            if submitted.handle is None:
+                continue
             try:
-                handle.result()  # it reads what the next step writes
+                # It reads what the next step writes, and what its transfers have finished is told only once.
+                self.scheduler.take_report(submitted.plan, submitted.handle.result())
             except Exception as error:
                 logger.error("a step in flight behind an interrupted one failed: %s", error)
+        self.scheduler.transfers.broken_off()
         self._tell_finished()
 
     def _fail(self, plan: StepPlan, message: str) -> None:

@@ -106,6 +106,7 @@ def build_engine(
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
     from llmkit.engine.core import EngineCore
+    from llmkit.execution.connector_half import build_connector, scheduler_half
     from llmkit.execution.setup import WorkerSetup
     from llmkit.scheduling.scheduler import Scheduler
 
@@ -113,6 +114,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
     policy = _policy(prepared)
     breakers = prepared.registry.breakers()
     observers = prepared.registry.observers(config.extensions, prepared.environment, breakers)
+    connector = build_connector(config, prepared.registry, prepared.environment)
     executor = _executor(prepared)
     max_concurrent_steps = _concurrent_steps(config, executor)
     try:
@@ -121,8 +123,16 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         executor.allocate(layout)
         calls = prepared.registry.calls
         policy_breaker = breakers.of("scheduler", prepared.registry.chosen("scheduler").name)
+        half = None if connector is None else scheduler_half(connector, prepared, breakers, layout, report)
         scheduler = Scheduler(
-            config, layout, policy, max_concurrent_steps, _kv_listener(observers), calls("scheduler"), policy_breaker
+            config,
+            layout,
+            policy,
+            max_concurrent_steps,
+            _kv_listener(observers),
+            calls("scheduler"),
+            policy_breaker,
+            half,
         )
         core = EngineCore(scheduler, executor, observers, calls("executor"), breakers)
     except BaseException:
@@ -135,11 +145,13 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
 
 def plan_engine(config: EngineConfig, registry: Registry | None = None) -> DryRun:
     """What `build_engine` would build, without reading weights. Raises as it does."""
+    from llmkit.execution.connector_half import build_connector
     from llmkit.execution.setup import WorkerSetup
     from llmkit.execution.worker import Worker
 
     prepared = prepare_model(config, registry)
     _policy(prepared)
+    build_connector(prepared.config, prepared.registry, prepared.environment)
     _executor(prepared).close()
     worker = Worker(WorkerSetup(prepared.config, prepared.source, prepared.registry))
     try:

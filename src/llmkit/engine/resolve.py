@@ -84,11 +84,6 @@ def longest_sequence(model_config: Mapping[str, Any]) -> int:
 def refuse_unsupported(config: EngineConfig) -> None:
     """Settings that name plugins of kinds which this engine cannot drive. Raises ConfigError: ignoring them would
     give other answers than were asked for."""
-    if config.connector.name is not None:
-        raise ConfigError(
-            f"connector.name is {config.connector.name!r}, but this engine cannot run connectors.",
-            hint="Leave connector.name (--connector) unset.",
-        )
     if config.structured.backend != "auto":
         raise ConfigError(
             f"structured.backend is {config.structured.backend!r}, but this engine cannot run grammar plugins.",

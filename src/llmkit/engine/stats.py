@@ -39,8 +39,10 @@ class StepStats:
 class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
-    num_unfinished: requests taken in that have not ended. plugin_faults: `kind:name` of each plugin that was at fault
-    since the engine has started → how often, whether it is still asked, and the last fault.
+    num_unfinished: requests taken in that have not ended. num_loading: requests that wait for the connector. num_loads,
+    num_failed_loads: loads that have ended. external_query_tokens: prompt tokens that the prefix cache did not have and
+    a connector was asked for. external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin
+    that was at fault since the engine has started → how often, whether it is still asked, and the last fault.
     """
 
     num_running: int
@@ -54,6 +56,11 @@ class EngineStats:
     num_free_blocks: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    num_loading: int = 0
+    num_loads: int = 0
+    num_failed_loads: int = 0
+    external_query_tokens: int = 0
+    external_hit_tokens: int = 0
     plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
 
     @property

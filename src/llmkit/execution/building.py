@@ -29,7 +29,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class BuiltModel:
-    """A model without weights, and what it runs with. block_size: allocation block in tokens; page_size: kernel's."""
+    """A model without weights, and what it runs with. block_size: allocation block in tokens; page_size: kernel's.
+    quantization: the plugin's name."""
 
     model: CausalLM
     config: DecoderConfig
@@ -37,6 +38,7 @@ class BuiltModel:
     groups: tuple[KVGroup, ...]
     block_size: int
     page_size: int
+    quantization: str = "none"
 
     def layout(self, num_blocks: int, *, enable_prefix_caching: bool = True) -> KVCacheLayout:
         """The layout of a cache of so many blocks."""
@@ -72,7 +74,8 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     )
     block_size, page_size = choose_block_size(backend.page_sizes(), config.kv_cache.block_size)
     groups = kv_groups(context.attention_layers, kv_dtype)
-    return BuiltModel(model.eval(), context.config, backend, groups, block_size, page_size)
+    quantized_by = next((s.name for s in reversed(registry.selections) if s.kind == "quantization"), "none")
+    return BuiltModel(model.eval(), context.config, backend, groups, block_size, page_size, quantized_by)
 
 
 def attention_queries(

@@ -19,6 +19,7 @@ from llmkit.sampling.sampler import Sampler
 from llmkit.scheduling.plan import StepResult
 
 if TYPE_CHECKING:
+    from llmkit.execution.worker_transfers import WorkerTransfers
     from llmkit.hookspecs.attention import AttentionBackend
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
@@ -52,26 +53,46 @@ class ModelRunner:
         self._group_of_layer = groups_by_layer(layout)
         self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
         self._prompt_scorer = PromptScorer(model, self._batch.token_ids, vocab_size)
+        self.transfers: WorkerTransfers | None = None
+
+    @property
+    def kv_caches(self) -> list[torch.Tensor]:
+        """The cache of each attention layer."""
+        return self._kv.layers
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. A row whose logits are unusable fails alone; everything else that goes wrong is raised."""
         self._apply(plan)
         result = StepResult(token_ids=np.full(plan.num_rows, -1, dtype=np.int32))
-        if not plan.num_rows:
+        transfers = self.transfers
+        if transfers is None:
+            self._run(plan, self._backend, result)
             return result
+        transfers.begin(plan.transfers)
+        try:
+            self._run(plan, transfers.watched(self._backend), result)
+        except BaseException:
+            transfers.break_off()
+            raise
+        result.transfers = transfers.finish()
+        result.transfer_faults = transfers.take_faults()
+        return result
+
+    def _run(self, plan: StepPlan, backend: AttentionBackend, result: StepResult) -> None:
+        if not plan.num_rows:
+            return
         inputs = self._batch.prepare(plan)
         start = perf_counter()
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
-        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
+        context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)
         if len(inputs.sampling_rows):
             self._sample(plan, inputs, hidden, result)
-        return result
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots:

@@ -36,9 +36,11 @@ class WorkerSetup:
 @dataclass(frozen=True)
 class WorkerReport:
     """What a worker says once its weights are loaded: the memory plan, the KV groups of its layers, and the block
-    and page size that its attention backend takes."""
+    and page size that its attention backend takes. fingerprint: of what lies in a block, see
+    `llmkit.execution.fingerprint`; empty without a connector."""
 
     memory: MemoryPlan
     groups: tuple[KVGroup, ...]
     block_size: int
     page_size: int
+    fingerprint: str = ""

@@ -10,6 +10,8 @@ import torch
 
 from llmkit.errors import EngineClosedError, OutOfMemoryError, described
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
+from llmkit.execution.connector_half import worker_transfers
+from llmkit.execution.fingerprint import WeightsChecksum, kv_fingerprint
 from llmkit.execution.freeing import give_back_memory
 from llmkit.execution.measuring import (
     HostMemory,
@@ -24,6 +26,7 @@ from llmkit.execution.measuring import (
 from llmkit.execution.memory import MemoryPlan, plan_memory
 from llmkit.execution.model_runner import ModelRunner
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
+from llmkit.execution.worker_transfers import WorkerTransfers
 
 if TYPE_CHECKING:
     from llmkit.kv_cache.layout import KVCacheLayout
@@ -44,6 +47,8 @@ class Worker:
         self._device = torch.device(setup.config.execution.device)
         self._built: BuiltModel | None = None
         self._runner: ModelRunner | None = None
+        self._transfers: WorkerTransfers | None = None
+        self._fingerprint = ""
         self._threads_before: int | None = None
         # Of this process's other users of the GPU.
         self._allocated_before = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
@@ -65,12 +70,17 @@ class Worker:
         with torch.no_grad(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
             tensors = source.format.tensors(source.path, source.config)
+            checksum = WeightsChecksum()
+            if self._setup.config.connector.name is not None:
+                tensors = checksum.counted(tensors)
             built.model.load_weights(
                 _counted(tensors, source.format.size_bytes(source.path), progress or self._setup.progress)
             )
         self._built = built
+        if self._setup.config.connector.name is not None:
+            self._fingerprint = kv_fingerprint(built, self._setup, checksum.hexdigest())
         give_back_memory(self._device)
-        return _report(built, self._plan_memory(built, before, loaded=True))
+        return _report(built, self._plan_memory(built, before, loaded=True), self._fingerprint)
 
     def allocate(self, layout: KVCacheLayout) -> None:
         """Create the KV cache as `layout` says; the worker can then execute. Raises OutOfMemoryError."""
@@ -90,6 +100,8 @@ class Worker:
                 model_calls=calls("model"),
                 attention_calls=calls("attention"),
             )
+        self._transfers = worker_transfers(self._setup, self._fingerprint, layout, self._runner.kv_caches)
+        self._runner.transfers = self._transfers
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises OutOfMemoryError, or whatever went wrong on the device."""
@@ -99,7 +111,10 @@ class Worker:
             return self._runner.execute(plan)
 
     def close(self) -> None:
-        """Free weights and cache. May be called twice."""
+        """Stop the connector, free weights and cache. May be called twice."""
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
         self._built = self._runner = None
         give_back_memory(self._device)
         if self._threads_before is not None:
@@ -126,8 +141,8 @@ class Worker:
         return plan_memory(use, cache_needs(built, config), config.kv_cache)
 
 
-def _report(built: BuiltModel, memory: MemoryPlan) -> WorkerReport:
-    return WorkerReport(memory, built.groups, built.block_size, built.page_size)
+def _report(built: BuiltModel, memory: MemoryPlan, fingerprint: str = "") -> WorkerReport:
+    return WorkerReport(memory, built.groups, built.block_size, built.page_size, fingerprint)
 
 
 def _counted(

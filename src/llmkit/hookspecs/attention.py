@@ -99,6 +99,13 @@ class AttentionBackend(ABC):
         so that the core can copy, swap and move whole pages without knowing the rest."""
         return (num_pages, 2, num_kv_heads, page_size, head_size)
 
+    def kv_format(self) -> str:
+        """A name for the order of bytes in the cache beyond its shape. Caches that agree in it, in `kv_shape` and in
+        type hold the same bytes for the same tokens, so that a connector may give one engine's to another."""
+        if type(self).kv_shape is AttentionBackend.kv_shape:
+            return "keys-values, head, token, element"
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:
         """Once a step and KV group: whatever `forward` needs of this batch, as an opaque object."""

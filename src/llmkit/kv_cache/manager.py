@@ -236,6 +236,10 @@ class KVCacheManager:
         self._held.subtract(released)
         self._pool.release(released)
 
+    def references(self, block: int) -> int:
+        """How many tables and holds `block` is in."""
+        return self._pool.references(block)
+
     @property
     def num_sequences(self) -> int:
         """Sequences that hold blocks."""

@@ -206,11 +206,14 @@ class Registry:
             self._checked_strictly = True
         self.check_options(kind)
 
-    def build(self, plugin: LoadedPlugin, arguments: Mapping[str, Any]) -> Any:
-        """The object of a loaded plugin, built with its configured options. Raises PluginError and ConfigError."""
-        options = validated_options(plugin, self._options(plugin.row))
+    def build(
+        self, plugin: LoadedPlugin, arguments: Mapping[str, Any], options: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The object of a loaded plugin, built with `options`, by default its configured ones. Raises PluginError and
+        ConfigError."""
+        validated = validated_options(plugin, self._options(plugin.row) if options is None else options)
         start = perf_counter()
-        built = call_hook(plugin, options, arguments)
+        built = call_hook(plugin, validated, arguments)
         self.timings.of(plugin.row).create_seconds = perf_counter() - start
         return built
 
@@ -220,7 +223,9 @@ class Registry:
 
     def _record(self, plugin: LoadedPlugin, choice: str, reason: str, rejected: dict[str, str]) -> None:
         row = plugin.row
-        self.selections.append(Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected))
+        selection = Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected)
+        if selection not in self.selections:  # a connector is built twice, for the scheduler and for the worker
+            self.selections.append(selection)
 
     def chosen(self, kind: str) -> Selection:
         """The plugin of `kind` that was chosen last. Raises PluginError if none has been."""

@@ -50,8 +50,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
     from the prefix cache, fixed at the first admission. error: message, with finish_reason "error".
     first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
-    first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the connector wants the
-    client to have, with the end of a sequence.
+    first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the
+    connector wants the client to have, with the end of a sequence.
     """
 
     request_id: str

@@ -16,12 +16,14 @@ _MASK = 2**64 - 1
 
 class RequestStatus(Enum):
     """WAITING: in the queue, with or without earlier progress. RUNNING: has a slot and blocks.
-    PENDING: waits for the first sequence of its group to finish the common prefill. FINISHED: nothing more comes."""
+    PENDING: waits for the first sequence of its group to finish the common prefill. FINISHED: nothing more comes.
+    LOADING: waits for the connector, with the blocks that are loaded, or for its answer, without."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PENDING = "pending"
     FINISHED = "finished"
+    LOADING = "loading"
 
 
 def sequence_seed(seed: int, index: int) -> int:
@@ -81,13 +83,15 @@ class Request:
     cache or will be once the submitted steps are done. num_expected_tokens: len(token_ids) plus the tokens that
     submitted steps will sample (placeholders). stop_at: length at which it ends. stop_length: shortest length at
     which a stop token ends it. capacity: tokens that its blocks have room for. commit_at: number of computed
-    tokens from which the KV manager has something to do. last_step: last step that it is part of.
+    tokens from which the KV manager has something to do. last_step: last step that it is part of. valid_after: what
+    steps up to this one have computed for it is wrong. counted: its prefix query is in the statistics.
     """
 
     __slots__ = (
         "cache_salt",
         "capacity",
         "commit_at",
+        "counted",
         "eos_token_ids",
         "extra_keys",
         "group",
@@ -112,6 +116,7 @@ class Request:
         "stop_length",
         "stop_token_ids",
         "token_ids",
+        "valid_after",
         "view",
     )
 
@@ -141,6 +146,8 @@ class Request:
         self.capacity = 0
         self.commit_at = 0
         self.last_step = -1
+        self.valid_after = -1
+        self.counted = False
         self.has_sampled = False
         self.num_cached_tokens = 0
         self.num_prompt_logprobs = 0

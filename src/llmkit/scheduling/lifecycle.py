@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from llmkit.errors import InvalidRequestError
 from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason
@@ -11,8 +13,10 @@ from llmkit.requests.output import FinishedRequest
 from llmkit.requests.request import Request, RequestGroup, RequestStatus
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.limits import Limits
+from llmkit.scheduling.pending_loads import EndedLoad
 from llmkit.scheduling.running import RunningSet
 from llmkit.scheduling.sequence_memory import SequenceMemory
+from llmkit.scheduling.transfers import Transfers
 
 
 class Lifecycle:
@@ -23,8 +27,16 @@ class Lifecycle:
     sampled token, a measure of standstill.
     """
 
-    def __init__(self, limits: Limits, queue: GuardedQueue, running: RunningSet, memory: SequenceMemory) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        queue: GuardedQueue,
+        running: RunningSet,
+        memory: SequenceMemory,
+        transfers: Transfers,
+    ) -> None:
         self._limits = limits
+        self._transfers = transfers
         self._queue = queue
         self._running = running
         self._memory = memory
@@ -46,6 +58,7 @@ class Lifecycle:
                 f"A request with id {request.request_id[:80]!r} is already being served.", param="request_id"
             )
         self._limits.check(request)
+        self._transfers.check(request.kv_transfer_params)
         group = RequestGroup(request, self._next_number, self._limits.stop_at(request))
         self._next_number += len(group.sequences)
         self._groups[request.request_id] = group
@@ -69,14 +82,20 @@ class Lifecycle:
                 if request.status is not RequestStatus.FINISHED and index in (None, request.index):
                     self.end(request, "abort")
 
-    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """Take `request` out, wherever it is. Its leader's blocks stay while siblings can still be forked."""
+    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> dict[str, Any] | None:
+        """Take `request` out, wherever it is. Its leader's blocks stay while siblings can still be forked.
+
+        Returns what the connector wants its client to have.
+        """
         group = request.group
+        transfer_params = self._transfers.finished(request)
         status = request.status
         if status is RequestStatus.RUNNING:
             self._running.leave(request)
         elif status is RequestStatus.WAITING:
             self._queue.remove(request)
+        elif status is RequestStatus.LOADING:
+            self._transfers.give_up(request)
         else:
             group.pending.remove(request)
         request.status = RequestStatus.FINISHED
@@ -96,17 +115,66 @@ class Lifecycle:
                 self._promote(group)
         if len(group.finish_reasons) == len(group.sequences):
             self._close(group)
+        return transfer_params
 
     def end_with_news(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """`end`, and an output that says so."""
-        self.end(request, reason, error)
-        self._news.append(_end_of(request, reason, error))
+        transfer_params = self.end(request, reason, error)
+        output = _end_of(request, reason, error)
+        output.kv_transfer_params = transfer_params
+        self._news.append(output)
+
+    def park(self, request: Request) -> None:
+        """The request that should enter next waits for the connector's answer, and lets others go first."""
+        self._queue.pop(request)
+        request.status = RequestStatus.LOADING
+        self._transfers.requests.park(request)
+
+    def load(self, request: Request) -> None:
+        """The request that should enter next waits while its blocks are loaded."""
+        self._queue.pop(request)
+        request.status = RequestStatus.LOADING
+
+    def go_on_waiting(self, request: Request) -> None:
+        """The connector has an answer for `request`, or has loaded its blocks: it may enter."""
+        request.status = RequestStatus.WAITING
+        self._queue.requeue(request)
+
+    def load_ended(self, load: EndedLoad) -> None:
+        """An asynchronous load is over, or a synchronous one has failed: what a step computed behind it is wrong."""
+        request = load.request
+        if request.status is RequestStatus.FINISHED:
+            return
+        if load.failed and self._transfers.fails_requests:
+            self.end_with_news(request, "error", "The stored KV blocks of this request could not be loaded.")
+        elif load.asynchronous:
+            self._memory.loaded(request, load.num_tokens)
+            self.go_on_waiting(request)
+        else:
+            self._compute_again(request, load.num_tokens)
+
+    def _compute_again(self, request: Request, num_tokens: int) -> None:
+        """Only the first `num_tokens` tokens of `request` are in its blocks; steps on their way compute nonsense."""
+        request.valid_after = request.last_step
+        if request.status is RequestStatus.RUNNING:
+            self._running.leave(request)
+            self._memory.commit(request, num_tokens)
+            self._memory.free(request)
+            request.num_computed_tokens = 0
+            self.go_on_waiting(request)
+        request.num_expected_tokens = len(request.token_ids)
+        if not request.has_sampled:
+            cached = min(num_tokens, request.num_prompt_tokens)
+            request.num_cached_tokens = min(request.num_cached_tokens, cached)
+            if request is request.group.leader:
+                request.group.num_cached_tokens = request.num_cached_tokens
 
     def preempt(self, request: Request) -> None:
         """Take the blocks of a running request and let it wait again; it will be computed from the start.
 
         A token that a submitted step samples for it is still taken when it arrives.
         """
+        self._transfers.preempted(request)
         self._running.leave(request)
         self._memory.free(request)
         request.status = RequestStatus.WAITING
@@ -169,16 +237,21 @@ class Lifecycle:
                 (RequestStatus.RUNNING, request in running),
                 (RequestStatus.WAITING, request in self._queue),
                 (RequestStatus.PENDING, request in request.group.pending),
+                (RequestStatus.LOADING, request in self._transfers),
             )
             for place, is_there in places:
                 assert is_there == (status is place), f"{request} and {place}: {is_there}"
             assert (request.slot >= 0) == (status is RequestStatus.RUNNING), f"{request} and its slot"
-            assert status in (RequestStatus.RUNNING, RequestStatus.FINISHED) or not request.capacity, (
+            assert status not in (RequestStatus.WAITING, RequestStatus.PENDING) or not request.capacity, (
                 f"{request} holds blocks"
             )
-        counts = [sum(request.status is status for request in sequences) for status in RequestStatus]
-        assert len(running) == counts[1], f"{len(running)} run, {counts[1]} should"
-        assert len(self._queue) == counts[0], f"{len(self._queue)} wait, {counts[0]} should"
+        counts = Counter(request.status for request in sequences)
+        for name, count, status in (
+            ("run", len(running), RequestStatus.RUNNING),
+            ("wait", len(self._queue), RequestStatus.WAITING),
+            ("wait for the connector", self._transfers.num_waiting, RequestStatus.LOADING),
+        ):
+            assert count == counts[status], f"{count} {name}, {counts[status]} should"
         self._running.check_integrity()
 
     def _promote(self, group: RequestGroup) -> None:

@@ -8,12 +8,14 @@ without per-sequence Python work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from llmkit.hookspecs.connector import TransferReport
     from llmkit.requests.logprobs import PositionLogprobs
     from llmkit.requests.message import EngineRequest
     from llmkit.requests.request import Request
@@ -49,6 +51,22 @@ class BlockUpdate:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class StepTransfers:
+    """What a connector's worker halves are told in a step.
+
+    payload: the connector's own; None: nothing is to be moved. sync_blocks: blocks that must be loaded before this
+    step attends to them. loads: asynchronous loads that begin, by id, and their blocks. cancelled: ids of those that
+    nobody waits for any more. wait_s: seconds to wait for a transfer, in a step that computes nothing.
+    """
+
+    payload: Any = None
+    sync_blocks: frozenset[int] = frozenset()
+    loads: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    cancelled: tuple[int, ...] = ()
+    wait_s: float = 0.0
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step. Row r of the arrays is one sequence; n rows.
@@ -62,6 +80,7 @@ class StepPlan:
     block_copies: (source, destination) allocation blocks, copied before the forward (copy-on-write).
     removed_slots: given up since the last plan; after a step that was broken off all of them, also empty ones.
     requests: the scheduler's own records of the rows, same order; never leaves the process.
+    transfers: for the connector; a step may have these and no rows.
     """
 
     step: int
@@ -74,6 +93,7 @@ class StepPlan:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     removed_slots: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list, repr=False)
+    transfers: StepTransfers | None = None
 
     @property
     def num_rows(self) -> int:
@@ -92,9 +112,13 @@ class StepResult:
     logprobs: plan row → entry of its sampled token, for rows that asked.
     prompt_logprobs: plan row → entries of the prompt positions that this step made known, in order.
     failed: plan row → message, for rows whose result is unusable (e.g. NaN logits); only these fail.
+    transfers: what the connector's worker halves have finished, merged; None without a connector. transfer_faults:
+    what was wrong with them, in words.
     """
 
     token_ids: IntArray
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    transfers: TransferReport | None = None
+    transfer_faults: list[str] = field(default_factory=list)

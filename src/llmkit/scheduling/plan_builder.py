@@ -6,7 +6,7 @@ import numpy as np
 
 from llmkit.kv_cache.manager import TableUpdate
 from llmkit.requests.request import Request
-from llmkit.scheduling.plan import AddedRow, BlockUpdate, StepPlan
+from llmkit.scheduling.plan import AddedRow, BlockUpdate, StepPlan, StepTransfers
 
 
 class PlanBuilder:
@@ -63,7 +63,7 @@ class PlanBuilder:
             del self.requests[row]
             self.budget += self.num_new.pop(row)
 
-    def build(self, step: int, removed_slots: list[int]) -> StepPlan:
+    def build(self, step: int, removed_slots: list[int], transfers: StepTransfers | None = None) -> StepPlan:
         """The plan, with the requests moved on as if it had been executed: from here on its tokens count as
         computed, and the token that a row will sample counts as expected (its placeholder)."""
         slots: list[int] = []
@@ -92,4 +92,5 @@ class PlanBuilder:
             block_copies=self.block_copies,
             removed_slots=removed_slots,
             requests=self.requests,
+            transfers=transfers,
         )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 
+from llmkit.hookspecs.connector import LoadOffer
 from llmkit.hookspecs.scheduler import Load
 from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.guarded_connector import NOTHING
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.lifecycle import Lifecycle
 from llmkit.scheduling.limits import Limits
 from llmkit.scheduling.plan_builder import PlanBuilder
 from llmkit.scheduling.running import RunningSet
-from llmkit.scheduling.sequence_memory import SequenceMemory
+from llmkit.scheduling.sequence_memory import SequenceMemory, Start
+from llmkit.scheduling.transfers import Transfers
 
 WORTH_WAITING_FOR = 128  # tokens of a shared prefix: to compute fewer twice costs less than a step's delay
 
@@ -31,12 +34,14 @@ class Planner:
         running: RunningSet,
         memory: SequenceMemory,
         lifecycle: Lifecycle,
+        transfers: Transfers,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._running = running
         self._memory = memory
         self._lifecycle = lifecycle
+        self._transfers = transfers
         self._preempted = False
         self._landed = -1
         # The request that last found no room, and how many blocks were free then: no need to look again before
@@ -46,7 +51,7 @@ class Planner:
     def choose(self, landed_step: int) -> PlanBuilder:
         """The rows of the next step. `landed_step`: the last one whose result has been applied.
 
-        May be empty while steps are in flight. With none in flight it is empty only if nothing is left to do:
+        May be empty while steps or transfers are under way. With none it is empty only if nothing is left to do:
         what can make no progress has then been ended.
         """
         self._landed = landed_step
@@ -113,6 +118,8 @@ class Planner:
                     return 0
             elif request.last_step > self._landed:
                 return 0  # what its submitted steps leave behind may be enough
+            elif num_new == 1 and self._transfers.worth_waiting(request):
+                return 0
             elif num_new == 1:
                 self._end_stuck(request)
                 return 0
@@ -131,6 +138,8 @@ class Planner:
     def _let_enter(self, batch: PlanBuilder) -> None:
         """Rows for waiting requests. The first that cannot enter holds up those behind it."""
         while batch.budget > 0 and len(self._running) < self._limits.max_num_seqs and not self._preempted:
+            if self._transfers.requests.full:
+                return
             request = self._queue.peek()
             if request is None or request.last_step > self._landed:
                 return  # nobody waits, or the first one's own last token is still on its way
@@ -145,7 +154,7 @@ class Planner:
                 return
             if self._enter(batch, request, alone):
                 continue
-            if not alone:
+            if not alone or self._transfers.worth_waiting(request):
                 return
             self._end_stuck(request)
 
@@ -171,31 +180,57 @@ class Planner:
         return False
 
     def _enter(self, batch: PlanBuilder, request: Request, alone: bool) -> bool:
-        """Admit `request` if budget and blocks suffice; `alone`, with fewer tokens of its prompt if need be."""
+        """Admit `request` if budget and blocks suffice; `alone`, with fewer tokens of its prompt if need be. It may
+        also leave the queue to wait for the connector."""
         limit = batch.budget
+        offer: LoadOffer | None = None
         while True:
             start = self._memory.start(request)
-            computed = start.num_computed_tokens
-            num_new = min(limit, self._chunk(request, request.num_expected_tokens - computed, batch.budget))
-            if not num_new:
-                return False
-            if self._memory.place(request, start, computed + num_new):
-                break
+            offer = offer or self._offer(request, start)
+            if offer is None:
+                self._lifecycle.park(request)
+                return True
+            computed = start.num_computed_tokens + offer.num_tokens
+            num_new = 0
+            if not offer.asynchronous:
+                num_new = min(limit, self._chunk(request, request.num_expected_tokens - computed, batch.budget))
+                if not num_new:
+                    return False
+            if self._memory.place(request, start, computed + num_new, offer.num_tokens):
+                if offer is NOTHING or self._transfers.requests.begin(request, start.num_computed_tokens, offer):
+                    break
+                self._memory.free(request)
+                offer = NOTHING
+                continue
             if self._memory.give_up_kept():
                 continue
             if not alone:
                 self._blocked = (request, self._memory.manager.num_free_blocks)
                 return False
+            if offer is not NOTHING:
+                offer = NOTHING
+                continue
             if num_new == 1:
                 return False
             limit = num_new // 2
+        if offer.asynchronous:
+            self._lifecycle.load(request)
+        else:
+            self._runs(batch, request, start, computed, num_new)
+        self._transfers.requests.entered(request, start.num_computed_tokens)
+        return True
+
+    def _offer(self, request: Request, start: Start) -> LoadOffer | None:
+        """What to load behind `start`. Not for a fork, nor for prompts whose tokens have to be scored."""
+        return NOTHING if start.hit is None else self._transfers.requests.offer(request, start.num_computed_tokens)
+
+    def _runs(self, batch: PlanBuilder, request: Request, start: Start, computed: int, num_new: int) -> None:
         self._queue.pop(request)
         self._running.enter(request)
         request.num_computed_tokens = computed
         if request.last_step < 0:
             self._enters_first(request, min(computed, request.num_prompt_tokens))
         batch.enter(request, num_new, self._memory.manager.block_ids(request), start.block_copies)
-        return True
 
     def _enters_first(self, request: Request, num_cached_tokens: int) -> None:
         group = request.group

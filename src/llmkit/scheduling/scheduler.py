@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from llmkit.hookspecs.scheduler import SchedulerPolicy
@@ -20,12 +21,14 @@ from llmkit.scheduling.planner import Planner
 from llmkit.scheduling.running import RunningSet
 from llmkit.scheduling.sequence_memory import SequenceMemory
 from llmkit.scheduling.step_results import StepResults
+from llmkit.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
     from llmkit.kv_cache.events import KVEvent
     from llmkit.registry.breaker import Breaker
     from llmkit.registry.timings import CallTiming
+    from llmkit.scheduling.guarded_connector import GuardedConnector
 
 
 logger = logging.getLogger("llmkit.scheduling")
@@ -39,7 +42,8 @@ class Scheduler:
     (blocks), lifecycle (unfinished requests); the planner and the step results work on them.
 
     on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
-    policy_breaker: counts the policy's faults; one of its own by default.
+    policy_breaker: counts the policy's faults; one of its own by default. connector: the deciding half of a connector.
+    clock: seconds, for its timeouts.
 
     Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
     """
@@ -53,10 +57,20 @@ class Scheduler:
         on_event: Callable[[KVEvent], None] | None = None,
         policy_calls: dict[str, CallTiming] | None = None,
         policy_breaker: Breaker | None = None,
+        connector: GuardedConnector | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
-        max_model_len = config.model.max_model_len or 0
-        self._new_manager = partial(KVCacheManager, layout, max_model_len=max_model_len, on_event=on_event)
+        self.transfers = Transfers(
+            connector, config.connector, max_loading=config.scheduler.max_num_seqs or 1, clock=clock
+        )
+        self._new_manager = partial(
+            KVCacheManager,
+            layout,
+            max_model_len=config.model.max_model_len or 0,
+            on_event=on_event,
+            on_filled=self.transfers.on_filled,
+        )
         self.manager = self._new_manager()
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
         self.queue = GuardedQueue(policy, policy_calls, policy_breaker)
@@ -66,9 +80,10 @@ class Scheduler:
         self._landed_step = -1
 
     def _connect_parts(self) -> None:
-        self.memory = SequenceMemory(self.manager)
-        self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory)
-        self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle)
+        self.transfers.bind(self.manager)
+        self.memory = SequenceMemory(self.manager, self.transfers.holds.give_up_filled)
+        self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory, self.transfers)
+        self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers)
         self._results = StepResults(self.memory, self._lifecycle)
 
     @property
@@ -92,24 +107,40 @@ class Scheduler:
         self._lifecycle.abort(request_ids, index)
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now."""
+        """The next step; None if there is nothing to compute, and nothing to move, now."""
+        self._settle_loads()
         batch = self._planner.choose(self._landed_step)
-        if not batch.requests:
+        transfers = self.transfers.plan(self._next_step, batch, idle=self._landed_step == self._next_step - 1)
+        if not batch.requests and transfers is None:
             return None
-        plan = batch.build(self._next_step, self.running.take_removed_slots())
+        plan = batch.build(self._next_step, self.running.take_removed_slots(), transfers)
         self._next_step += 1
         return plan
+
+    def _settle_loads(self) -> None:
+        for request in self.transfers.requests.take_answered():
+            self._lifecycle.go_on_waiting(request)
+        for load in self.transfers.take_ended():
+            self._lifecycle.load_ended(load)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Apply the result of the oldest plan that has none yet. Raises EngineError if it does not fit the plan;
         nothing has changed then, and `fail` must follow."""
+        self.take_report(plan, result)
         outputs = self._results.apply(plan, result)
         self._landed_step = plan.step
         return outputs
 
+    def take_report(self, plan: StepPlan, result: StepResult | None) -> None:
+        """What the connector's workers have finished by the end of the step of `plan`, whatever else became of it."""
+        self.transfers.landed(plan, result)
+        for load in self.transfers.take_ended():
+            self._lifecycle.load_ended(load)
+
     def fail(self, plan: StepPlan, message: str) -> None:
         """The oldest plan that has no result has failed: its requests end with `message`."""
         self._results.fail(plan, message)
+        self.take_report(plan, None)
         self._landed_step = plan.step
 
     def start_over(self, message: str) -> None:
@@ -119,7 +150,7 @@ class Scheduler:
         try:
             self.abort([output.request_id for output in last_words])
             self.check_integrity()
-            in_order = not self.num_unfinished and self.manager.num_free_blocks == self.manager.num_blocks
+            in_order = not self.num_unfinished and not self.manager.num_sequences
         except Exception as error:
             logger.warning("a change of the scheduler was broken off halfway (%s); its books begin anew", error)
             in_order = False
@@ -149,7 +180,14 @@ class Scheduler:
         """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks."""
         while self.memory.give_up_kept():
             pass
-        return self.manager.reset_prefix_cache()
+        if not self.manager.reset_prefix_cache():
+            return False
+        self.transfers.reset()
+        return True
+
+    def close(self) -> None:
+        """Close the connector's half. May be called twice."""
+        self.transfers.close()
 
     def check_integrity(self) -> None:
         """Recount everything. Raises IntegrityError or AssertionError naming the first disagreement."""

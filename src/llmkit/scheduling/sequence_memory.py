@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llmkit.kv_cache.manager import KVCacheManager, TableUpdate
@@ -22,11 +23,14 @@ class SequenceMemory:
     """What the scheduler does with the KV cache manager.
 
     A finished leader whose siblings have not all entered yet keeps its blocks, so that they can be forked from
-    it; these blocks are the first to go when memory is short.
+    it, and a request whose blocks were loaded keeps them until it enters; these are the first to go when memory is
+    short.
     """
 
-    def __init__(self, manager: KVCacheManager) -> None:
+    def __init__(self, manager: KVCacheManager, give_up_more: Callable[[], bool] = lambda: False) -> None:
+        """give_up_more: frees a block that somebody else holds and can do without; False if there is none."""
         self.manager = manager
+        self._give_up_more = give_up_more
         self._kept: dict[Request, None] = {}
 
     def grow(self, request: Request, num_tokens: int) -> list[TableUpdate] | None:
@@ -40,22 +44,25 @@ class SequenceMemory:
                 return None
 
     def start(self, request: Request) -> Start:
-        """Find what `request`, which holds no blocks, need not compute. A fork takes blocks, see `place`."""
+        """Find what `request`, which waits, need not compute. A fork takes blocks, see `place`."""
+        if request in self._kept:
+            self.free(request)  # what was loaded is found in the cache, as nobody has taken a block since
         source = request.group.leader
         if source is not request and source.forkable and not request.has_sampled:
             return self._fork(source, request) or self._look_up(request)
         return self._look_up(request)
 
-    def place(self, request: Request, start: Start, num_tokens: int) -> bool:
-        """Room for `num_tokens` tokens of a request that enters at `start`.
+    def place(self, request: Request, start: Start, num_tokens: int, num_loaded: int = 0) -> bool:
+        """Room for `num_tokens` tokens of a request that enters at `start`; `num_loaded` behind that will be loaded.
 
         False if there is none; the request then holds no blocks. `start` must come from the call before.
         """
-        first = request.num_preemptions == 0 and request.group.leader is request
-        updates = self.manager.allocate(request, num_tokens, start.hit, count_query=first)
+        first = not request.counted and request.group.leader is request
+        updates = self.manager.allocate(request, num_tokens, start.hit, count_query=first, num_loaded=num_loaded)
         if updates is None:
             self.manager.free(request)
             return False
+        request.counted = True
         request.capacity = self.manager.capacity(request)
         request.commit_at = self.manager.next_commit(request)
         return True
@@ -64,6 +71,12 @@ class SequenceMemory:
         """The first `num_computed_tokens` tokens of a running request have been computed."""
         self.manager.commit(request, num_computed_tokens)
         request.commit_at = self.manager.next_commit(request)
+
+    def loaded(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of a request that waits are in its blocks; they stay until it enters."""
+        self.manager.commit(request, num_tokens)
+        self._kept[request] = None
+        request.capacity = 0
 
     def keep(self, request: Request) -> None:
         """`request` has ended, but its blocks stay for forks."""
@@ -76,9 +89,9 @@ class SequenceMemory:
         request.capacity = 0
 
     def give_up_kept(self) -> bool:
-        """Free the blocks of an ended leader, the one kept last; False if there is none."""
+        """Free blocks that are only kept, those kept last; False if there are none."""
         if not self._kept:
-            return False
+            return self._give_up_more()
         self.free(next(reversed(self._kept)))
         return True
 

@@ -77,6 +77,8 @@ class StepResults:
     def _apply_row(self, plan: StepPlan, row: int, end: int, result: StepResult) -> EngineOutput | None:
         """The general case of a row; None if there is nothing to tell."""
         request = plan.requests[row]
+        if plan.step <= request.valid_after:
+            return None
         token = int(result.token_ids[row])
         output = EngineOutput(
             request_id=request.request_id,
@@ -90,7 +92,7 @@ class StepResults:
         if row in result.failed or (samples and token < 0):
             output.finish_reason = "error"
             output.error = result.failed.get(row, "The step returned no token for this request.")
-            self._lifecycle.end(request, "error", output.error)
+            output.kv_transfer_params = self._lifecycle.end(request, "error", output.error)
             return output
         if request.status is RequestStatus.RUNNING and end >= request.commit_at:
             self._memory.commit(request, end)
@@ -128,7 +130,7 @@ class StepResults:
         output.finish_reason = "length"
         for sibling in list(request.group.pending):
             self._lifecycle.end_with_news(sibling, "length")
-        self._lifecycle.end(request, "length")
+        output.kv_transfer_params = self._lifecycle.end(request, "length")
 
     def _stop(self, request: Request, token: int, output: EngineOutput) -> None:
         """End `request` if its last token, `token`, does: end-of-sequence and stop tokens, then length."""
@@ -141,7 +143,7 @@ class StepResults:
         else:
             return  # a stop token before min_tokens
         request.group.metrics.last_token_time = time.monotonic()
-        self._lifecycle.end(request, output.finish_reason)
+        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason)
 
 
 def _owed(request: Request, start: int, entries: Sequence[PositionLogprobs]) -> list[PositionLogprobs | None] | None:

@@ -21,6 +21,8 @@ from llmkit.scheduling.plan import AddedRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llmkit.execution.setup import WorkerReport, WorkerSetup
+    from llmkit.execution.worker_transfers import WorkerTransfers
+    from llmkit.hookspecs.connector import WorkerConnector
     from llmkit.kv_cache.layout import KVCacheLayout
 
 VOCABULARY = 211
@@ -96,6 +98,7 @@ class FakeExecutor(Executor):
     max_concurrent_steps: as of a real executor. budget, max_num_seqs: checked if given. before_step: called with
     each plan before it is executed, to inject failures. failing_rows: plan → row → message, likewise.
     violations: every PlanError so far; an engine ends the requests of such a step and goes on, a test must not.
+    connector: a worker half to drive; its tensors, one a layer, are all the same [num_blocks, block_size] int64.
     """
 
     def __init__(
@@ -106,8 +109,10 @@ class FakeExecutor(Executor):
         max_num_seqs: int | None = None,
         before_step: Callable[[StepPlan], None] | None = None,
         failing_rows: Callable[[StepPlan], dict[int, str]] | None = None,
+        connector: WorkerConnector | None = None,
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
+        self._connector = connector
         self.closed = False
         self.violations: list[PlanError] = []
         self.num_tokens_computed = 0
@@ -125,6 +130,15 @@ class FakeExecutor(Executor):
     def allocate(self, layout: KVCacheLayout) -> None:
         self._layout = layout
         self._cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
+        self._transfers: WorkerTransfers | None = None
+        if self._connector is not None:
+            import torch
+
+            from llmkit.execution.worker_transfers import WorkerTransfers
+
+            self._num_layers = len(layout.group_of_layer())
+            self._connector.register(layout, [torch.from_numpy(self._cache)] * self._num_layers)
+            self._transfers = WorkerTransfers(self._connector, self._num_layers)
 
     def submit(self, plan: StepPlan) -> _Handle:
         if len(self._queue) >= self.max_concurrent_steps:
@@ -135,6 +149,8 @@ class FakeExecutor(Executor):
 
     def close(self) -> None:
         self.closed = True
+        if self._transfers is not None:
+            self._transfers.close()
 
     def run_until(self, handle: _Handle) -> None:
         """Execute the submitted steps up to and including that of `handle`."""
@@ -156,26 +172,54 @@ class FakeExecutor(Executor):
     def _execute(self, plan: StepPlan) -> StepResult:
         self._apply_changes(plan)
         self._check_shape(plan)
+        result = StepResult(np.full(plan.num_rows, -1, np.int32))
+        transfers = self._transfers
+        if transfers is None:
+            self._compute(plan, result)
+            self._check_all_reads(plan, frozenset())
+            return result
+        transfers.begin(plan.transfers)
+        try:
+            for layer in range(self._num_layers):
+                transfers.before_layer(layer)
+            self._compute(plan, result)
+            for layer in range(self._num_layers):
+                transfers.after_layer(layer)
+        except BaseException:
+            transfers.break_off()
+            raise
+        result.transfers = transfers.finish()
+        result.transfer_faults = transfers.take_faults()
+        self._check_all_reads(plan, result.transfers.failed_blocks)
+        return result
+
+    def _compute(self, plan: StepPlan, result: StepResult) -> None:
         if self._before_step is not None:
             self._before_step(plan)
-        tokens = np.full(plan.num_rows, -1, np.int32)
-        result = StepResult(tokens)
         writers: dict[tuple[int, int], int] = {}
         starts, news = plan.num_computed.tolist(), plan.num_new.tolist()
         rows = [(row, slot) for row, slot in enumerate(plan.slots.tolist()) if not self._slots[slot].lost]
         for row, slot in rows:
             self._write(slot, starts[row], starts[row] + news[row], writers)
         for row, slot in rows:
-            end = starts[row] + news[row]
-            self._check_reads(slot, end)
-            state = self._slots[slot]
+            state, end = self._slots[slot], starts[row] + news[row]
             if plan.samples[row]:
-                tokens[row] = self._sample(state, end, result, row)
+                result.token_ids[row] = self._sample(state, end, result, row)
             _prompt_logprobs(state, starts[row], end, result, row)
         if self._failing_rows is not None:
             result.failed.update(self._failing_rows(plan))
         self.num_tokens_computed += plan.num_tokens
-        return result
+
+    def _check_all_reads(self, plan: StepPlan, failed_blocks: frozenset[int]) -> None:
+        """What a row has read must be right, unless its load has failed: then so is all that is computed from it."""
+        for slot, start, new in zip(
+            plan.slots.tolist(), plan.num_computed.tolist(), plan.num_new.tolist(), strict=True
+        ):
+            state = self._slots[slot]
+            if not state.lost and failed_blocks.isdisjoint(block for table in state.tables for block in table):
+                self._check_reads(slot, start + new)
+            else:
+                state.lost = True
 
     def _apply_changes(self, plan: StepPlan) -> None:
         if plan.step <= self._last_step:
@@ -211,6 +255,8 @@ class FakeExecutor(Executor):
             self._violation(f"rows without a slot: {slots}, known {sorted(self._slots)}")
         if {added.slot for added in plan.added} - set(slots):
             self._violation("a sequence was added without a row")
+        if plan.num_rows == 0 and plan.transfers is not None and self._transfers is not None:
+            return
         if plan.num_rows == 0 or int(plan.num_new.min()) < 1:
             self._violation(f"rows with {plan.num_new.tolist()} tokens")
         if self._budget is not None and plan.num_tokens > self._budget:

@@ -5,23 +5,28 @@ For authors of scheduling policies: `check_policy(MyPolicy)` runs the conformanc
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
 
 from llmkit.config.engine_config import EngineConfig
-from llmkit.config.sections import ModelConfig, SchedulerConfig
+from llmkit.config.sections import ConnectorConfig, ModelConfig, SchedulerConfig
 from llmkit.engine.core import EngineCore
+from llmkit.hookspecs.connector import Connector, SchedulerContext, WorkerContext
 from llmkit.hookspecs.scheduler import SchedulerPolicy
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit.registry.breaker import Breaker
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.requests.output import FinishedRequest
 from llmkit.requests.request import sequence_seed
 from llmkit.requests.sampling_params import SamplingParams
+from llmkit.scheduling.guarded_connector import GuardedConnector
 from llmkit.scheduling.plan import StepPlan
 from llmkit.scheduling.scheduler import Scheduler
 from llmkit.testing.fake_executor import FakeExecutor, fake_answer
@@ -48,6 +53,8 @@ class SchedulingHarness:
     num_blocks: usable ones. windows: sliding window of each KV group, None for full attention. The other arguments
     are settings of the same name. `step` checks: the plan against the fake cache, the books of scheduler and KV
     manager, that no step passes without progress, and each token against the fake model run alone.
+    connector: both halves of it are driven, on the fake cache; connector_settings: of the section `connector`.
+    clock: what the core and the connector's guard measure time with.
     """
 
     def __init__(
@@ -65,9 +72,13 @@ class SchedulingHarness:
         windows: tuple[int | None, ...] = (None,),
         before_step: Callable[[StepPlan], None] | None = None,
         failing_rows: Callable[[StepPlan], dict[int, str]] | None = None,
+        connector: Connector | None = None,
+        connector_settings: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         config = EngineConfig(
             extensions=(),
+            connector=ConnectorConfig(**connector_settings or {}),
             model=ModelConfig(max_model_len=max_model_len),
             scheduler=SchedulerConfig(
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -83,9 +94,11 @@ class SchedulingHarness:
             max_num_seqs=max_num_seqs,
             before_step=before_step,
             failing_rows=failing_rows,
+            connector=None if connector is None else connector.worker_half(WorkerContext(0, 1, "fake", "both")),
         )
         self.executor.allocate(layout)
-        self.scheduler = Scheduler(config, layout, policy, max_concurrent_steps)
+        self.connector = None if connector is None else _guarded(connector, config, layout, clock)
+        self.scheduler = Scheduler(config, layout, policy, max_concurrent_steps, connector=self.connector, clock=clock)
         self.core = EngineCore(self.scheduler, self.executor, observers=(self,))
         self.requests: dict[str, EngineRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
@@ -115,16 +128,21 @@ class SchedulingHarness:
 
     def step(self) -> list[EngineOutput]:
         """One step of the core, and all checks."""
-        steps = self.core.stats().num_steps
+        before = self._progress()
         outputs = self.core.step()
         for output in outputs:
             self._take(output)
         if self.executor.violations:
             raise self.executor.violations[0]
-        stuck = self.core.has_work() and not outputs and self.core.stats().num_steps == steps
+        waits = self.scheduler.transfers.waits
+        stuck = self.core.has_work() and not outputs and not waits and self._progress() == before
         assert not stuck, "a step without progress"
         self.scheduler.check_integrity()
         return outputs
+
+    def _progress(self) -> tuple[int, int]:
+        stats = self.core.stats()
+        return stats.num_steps, stats.num_loads
 
     def run(self, max_steps: int = 20_000) -> int:
         """Step until nothing is left to do, check that everything is given back; the number of steps."""
@@ -138,6 +156,7 @@ class SchedulingHarness:
 
     def check_drained(self) -> None:
         """Nothing runs, waits or holds a block, and every request has ended once."""
+        self.core.settle_transfers(5.0)
         stats = self.core.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_unfinished) == (0, 0, 0), stats
         assert stats.num_free_blocks == stats.num_blocks, stats
@@ -178,6 +197,14 @@ class SchedulingHarness:
         answer.logprobs += output.logprobs or []
         expected = self.expected(*key)
         assert answer.token_ids == expected[: len(answer.token_ids)], f"wrong tokens of {key}"
+
+
+def _guarded(
+    connector: Connector, config: EngineConfig, layout: KVCacheLayout, clock: Callable[[], float]
+) -> GuardedConnector:
+    new_id = itertools.count(1).__next__
+    context = SchedulerContext(layout, "fake", 1, config.model.max_model_len or 0, config.connector.role, new_id)
+    return GuardedConnector(connector.scheduler_half(context), Breaker("connector", "fake", clock=clock), new_id)
 
 
 def check_policy(make_policy: Callable[[], SchedulerPolicy], seed: int = 0, scenarios: int = 20) -> None:

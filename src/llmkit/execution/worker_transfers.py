@@ -1,0 +1,180 @@
+"""The worker half of a connector as the model runner sees it: called in the order of the step, unable to disturb it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from llmkit.errors import shown
+from llmkit.hookspecs.attention import AttentionBackend
+from llmkit.hookspecs.connector import TransferReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer, AttentionQuery, Support
+    from llmkit.hookspecs.connector import WorkerConnector
+    from llmkit.scheduling.plan import StepTransfers
+
+
+class WorkerTransfers:
+    """Drives a worker half. What it raises becomes failed blocks, those of the step's loads, and a fault that goes back
+    with the report: the core counts them, and after too many has nothing moved for a while.
+
+    A step: `begin`, the forward pass with the backend that `watched` returns, `finish`; or `break_off`, if the pass
+    has failed.
+    """
+
+    def __init__(self, half: WorkerConnector, num_layers: int) -> None:
+        self._half = half
+        self._num_layers = num_layers
+        self._step: StepTransfers | None = None
+        self._moving = False
+        self._failed_blocks: set[int] = set()
+        self._loaded: set[int] = set()
+        self._faults: list[str] = []
+
+    def begin(self, transfers: StepTransfers | None) -> None:
+        """Start the transfers of a step."""
+        self._step = transfers
+        self._moving = False
+        if transfers is None:
+            return
+        if transfers.cancelled:
+            self._call("cancel", lambda: self._half.cancel(transfers.cancelled))
+        if transfers.payload is not None:
+            self._moving = True
+            self._guarded("start_load", lambda: self._half.start_load(transfers.payload))
+        elif transfers.wait_s:
+            self._call("wait", lambda: self._half.wait(transfers.wait_s))
+
+    def watched(self, backend: AttentionBackend) -> AttentionBackend:
+        """`backend`, with the connector's calls around each layer where the step moves something."""
+        return WatchedBackend(backend, self) if self._moving else backend
+
+    def before_layer(self, layer: int) -> None:
+        """The synchronous loads of this layer must be in place."""
+        if self._moving:
+            self._guarded("wait_for_layer", lambda: self._half.wait_for_layer(layer))
+
+    def after_layer(self, layer: int) -> None:
+        """This layer has written its keys and values."""
+        if self._moving:
+            self._guarded("save_layer", lambda: self._half.save_layer(layer))
+
+    def finish(self) -> TransferReport:
+        """End the step; what has finished since the last one."""
+        if self._moving:
+            self._guarded("wait_for_save", self._half.wait_for_save)
+        self._moving = False
+        report = self._call("report", self._half.report)
+        if not isinstance(report, TransferReport):
+            if report is not None:
+                self._faults.append(f"report() returned {shown(report)}, which is no TransferReport")
+            report = TransferReport()
+        try:
+            return TransferReport(
+                frozenset(report.loaded) | self._loaded,
+                frozenset(report.released),
+                frozenset(report.failed_blocks) | self._failed_blocks,
+            )
+        finally:
+            self._loaded, self._failed_blocks = set(), set()
+
+    def take_faults(self) -> list[str]:
+        """What was wrong with the connector since the last time, in words."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def break_off(self) -> None:
+        """The step has failed: nothing of its synchronous transfers may go on behind it."""
+        for layer in range(self._num_layers):
+            self.before_layer(layer)
+        if self._moving:
+            self._guarded("wait_for_save", self._half.wait_for_save)
+        self._moving = False
+
+    def close(self) -> None:
+        """Stop transfers."""
+        self._call("close", self._half.close)
+
+    def _guarded(self, name: str, call: Callable[[], Any]) -> None:
+        """A call without which the step's loads cannot be trusted."""
+        faults = len(self._faults)
+        self._call(name, call)
+        if len(self._faults) != faults:
+            self._fail_step()
+
+    def _fail_step(self) -> None:
+        self._moving = False
+        if self._step is not None:
+            self._failed_blocks |= self._step.sync_blocks
+            for load_id, blocks in self._step.loads.items():
+                self._failed_blocks |= blocks
+                self._loaded.add(load_id)
+
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            self._faults.append(f"{name}() raised {type(error).__name__}: {error}")
+            return None
+
+
+class WatchedBackend(AttentionBackend):
+    """An attention backend that tells the connector before and after each layer."""
+
+    def __init__(self, backend: AttentionBackend, transfers: WorkerTransfers) -> None:
+        self._backend = backend
+        self._transfers = transfers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def support(self, query: AttentionQuery) -> Support:
+        return self._backend.support(query)
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        return self._backend.plan(batch)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        self._transfers.before_layer(layer.index)
+        output = self._backend.forward(layer, query, key, value, kv_cache, metadata)
+        self._transfers.after_layer(layer.index)
+        return output
+
+
+class ReportMerger:
+    """Makes one report out of those of `world_size` workers: an id counts once all of them have named it, a block has
+    failed as soon as one of them says so."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._loaded: dict[int, int] = {}
+        self._released: dict[int, int] = {}
+
+    def merge(self, reports: Iterable[TransferReport | None]) -> TransferReport:
+        """The reports of one step, one a worker; None from a worker that has failed."""
+        given = [report for report in reports if report is not None]
+        return TransferReport(
+            self._complete(self._loaded, (report.loaded for report in given)),
+            self._complete(self._released, (report.released for report in given)),
+            frozenset(block for report in given for block in report.failed_blocks),
+        )
+
+    def _complete(self, counts: dict[int, int], named: Iterable[frozenset[int]]) -> frozenset[int]:
+        for ids in named:
+            for id_ in ids:
+                counts[id_] = counts.get(id_, 0) + 1
+        complete = frozenset(id_ for id_, count in counts.items() if count >= self._world_size)
+        for id_ in complete:
+            del counts[id_]
+        return complete

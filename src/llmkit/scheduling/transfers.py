@@ -1,0 +1,314 @@
+"""What the scheduler does with a connector: loads for waiting requests, blocks held for stores, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from llmkit.config.sections import ConnectorConfig
+from llmkit.errors import InvalidRequestError, shown
+from llmkit.hookspecs.connector import TransferReport
+from llmkit.kv_cache.manager import KVCacheManager
+from llmkit.kv_cache.prefix_cache import FilledListener
+from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.guarded_connector import GuardedConnector
+from llmkit.scheduling.load_requests import LoadRequests
+from llmkit.scheduling.pending_loads import EndedLoad, PendingLoad, PendingLoads
+from llmkit.scheduling.plan import StepPlan, StepResult, StepTransfers
+from llmkit.scheduling.plan_builder import PlanBuilder
+from llmkit.scheduling.transfer_holds import TransferHolds
+from llmkit.scheduling.transfer_view import PlannedStep, SequenceView, tables_of
+
+POLL_S = 0.002
+"""How long a step that computes nothing waits for a transfer: new requests wait as long."""
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """Totals. num_loads: loads that have ended. hit_tokens: tokens that they have brought."""
+
+    num_loads: int = 0
+    num_failed_loads: int = 0
+    hit_tokens: int = 0
+
+
+class Transfers:
+    """Owns everything that is under way between the cache and a connector. Without a connector every question is
+    answered with nothing at once. Its parts: `requests` (who asks for loads), `holds` (blocks that nobody may write
+    to), and the record of loads.
+
+    max_loading: requests that wait for a connector at a time. clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        connector: GuardedConnector | None,
+        config: ConnectorConfig,
+        *,
+        max_loading: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.connector = connector
+        self.counts = LoadCounts()
+        self.fails_requests = config.load_failure_policy == "fail"
+        self.holds = TransferHolds()
+        self._loads = PendingLoads()
+        self.requests = LoadRequests(
+            connector if config.role != "producer" else None,
+            self._loads,
+            timeout_s=config.load_timeout_s,
+            max_waiting=max_loading,
+            clock=clock,
+        )
+        self._stores_allowed = connector is not None and config.role != "consumer"
+        self._timeout_s = config.load_timeout_s
+        self._clock = clock
+        self._manager: KVCacheManager | None = None
+        self._ended: list[EndedLoad] = []
+        self._cancelled: list[int] = []
+        self._has_retained = False
+        self._asked = False
+        self._stuck: tuple[Request, float] | None = None
+
+    def bind(self, manager: KVCacheManager) -> None:
+        """Use this manager from now on, in which nothing is held yet. What is under way keeps its blocks."""
+        self._manager = manager
+        self.requests.bind(manager)
+        self.holds.bind(manager)
+        for load in self._loads.unfinished:
+            self._loads.let_go(load)
+            manager.hold(load.columns)
+
+    def broken_off(self) -> None:
+        """A call was broken off, and every request has been ended; no step is under way any more. Loads that were to be
+        sent with the next step still will be, and write to blocks that their requests have given back."""
+        self._loads.forget_steps()
+        for load in self._loads.unfinished:
+            if load.request is not None:
+                self._let_go(load)
+
+    @property
+    def on_filled(self) -> FilledListener | None:
+        """For the KV cache manager; None if nobody wants to know."""
+        return self.holds.filled if self._stores_allowed else None
+
+    @property
+    def _kv(self) -> KVCacheManager:
+        assert self._manager is not None
+        return self._manager
+
+    # Questions
+
+    def check(self, params: Mapping[str, Any] | None) -> None:
+        """Raise InvalidRequestError if a request's `kv_transfer_params` are of no use here."""
+        if params is None:
+            return
+        if self.connector is None:
+            raise InvalidRequestError(
+                "kv_transfer_params cannot be used: this engine has no connector.", param="kv_transfer_params"
+            )
+        problems = self.connector.problems(params)
+        if problems:
+            raise InvalidRequestError(" ".join(problems), param="kv_transfer_params")
+
+    def __contains__(self, request: Request) -> bool:
+        """Whether `request` waits for the connector."""
+        ended = any(load.request is request and load.asynchronous for load in self._ended)
+        return ended or request in self.requests
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for the connector."""
+        return self.requests.num_waiting + sum(load.asynchronous for load in self._ended)
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether any block is held for the connector."""
+        return bool(self._loads or self.holds.has_filled or len(self.holds))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that the workers should soon be told, by a step without rows if need be."""
+        return bool(self._has_retained or self.holds.has_filled or self._loads.has_new or self._cancelled)
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody can only go on after a report."""
+        return bool(self._asked or self._ended or self._loads or self.requests.num_waiting or self._stuck)
+
+    def worth_waiting(self, request: Request) -> bool:
+        """Whether a transfer under way may soon end and give back blocks that `request` has no room without."""
+        if not (self.holds_blocks or self._ended or self.requests.num_waiting):
+            return False
+        if self._stuck is None or self._stuck[0] is not request:
+            self._stuck = (request, self._clock())
+        return self._clock() - self._stuck[1] <= self._timeout_s
+
+    def ask_workers(self) -> None:
+        """Let the next step be made, if only for its report."""
+        self._asked = True
+
+    # Steps
+
+    def plan(self, step: int, batch: PlanBuilder, *, idle: bool) -> StepTransfers | None:
+        """What the workers are told in the step that `batch` becomes. None: nothing.
+
+        idle: no other step is on its way, so that one without rows may wait for a transfer.
+        """
+        if self.connector is None:
+            return None
+        rows = bool(batch.requests)
+        if rows:
+            self._stuck = None
+        elif not self.has_news and not (idle and self.waits):
+            return None
+        self._asked = False
+        payload = self._payload(step, batch)
+        loads = self._loads.take_new()
+        if payload is None and loads:
+            self._never_started(loads)
+            loads = []
+        for load in loads:
+            self._loads.sent(load, step)
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        if rows and payload is None and not cancelled:
+            return None
+        return StepTransfers(
+            payload,
+            frozenset(block for load in loads if not load.asynchronous for block in load.columns),
+            {load.load_id: frozenset(load.columns) for load in loads if load.asynchronous},
+            cancelled,
+            0.0 if rows or payload is not None or self._ended else POLL_S,
+        )
+
+    def _payload(self, step: int, batch: PlanBuilder) -> Any:
+        assert self.connector is not None
+        self._has_retained = False
+        filled = self.holds.peek_filled()
+        plan = self.connector.plan_transfers(PlannedStep(step, batch.requests, batch.num_new, filled, self._kv))
+        wrong = None if plan is None else self.holds.add(plan.holds)
+        self.holds.drop_filled()
+        if wrong is not None:
+            self.connector.fault(f"plan_transfers(): {wrong}")
+        return None if plan is None or wrong is not None else plan.payload
+
+    def _never_started(self, loads: list[PendingLoad]) -> None:
+        """The connector took note of these loads, and then did not plan them."""
+        assert self.connector is not None
+        if not self.connector.breaker.open:
+            self.connector.fault("plan_transfers() left out loads that it was told of")
+        for load in loads:
+            load.fail()
+            self._end(load)
+
+    def landed(self, plan: StepPlan, result: StepResult | None) -> None:
+        """A step's report is in `result`; None if the step has failed."""
+        if self.connector is None:
+            return
+        for fault in result.transfer_faults if result is not None else ():
+            self.connector.fault(fault)
+        report: object = result.transfers if result is not None else None
+        sync = self._loads.take_step(plan.step)
+        if isinstance(report, TransferReport):
+            if report:
+                self.connector.update(report)
+            self._take(report, sync)
+        else:
+            if report is not None:
+                self.connector.fault(f"report() returned {shown(report)}")
+            for load in sync:
+                load.fail()
+        for load in sync:
+            self._end(load)
+
+    def _take(self, report: TransferReport, sync: list[PendingLoad]) -> None:
+        assert self.connector is not None
+        unknown: set[object] = set(self._loads.fail(report.failed_blocks, sync))
+        for load_id in report.loaded:
+            load = self._loads.find(load_id)
+            if load is None:
+                unknown.add(load_id)
+            else:
+                self._end(load)
+        unknown |= self.holds.release(report.released)
+        if unknown:
+            self.connector.fault(f"report() named what it was never given: {shown(sorted(map(str, unknown)))}")
+
+    def _end(self, load: PendingLoad) -> None:
+        """Nothing writes to the blocks of `load` any more."""
+        request = load.request
+        self._loads.end(load)
+        self.counts.num_loads += 1
+        self.counts.num_failed_loads += bool(load.failed)
+        if request is None:
+            self._kv.release(load.columns)
+        elif request.status is not RequestStatus.FINISHED:
+            usable = load.num_usable_tokens(self._kv.block_size)
+            self.counts.hit_tokens += usable - load.first_token
+            if load.failed:
+                self.requests.refuse(request)
+            if load.failed or load.asynchronous:
+                self._ended.append(EndedLoad(request, usable, bool(load.failed), load.asynchronous))
+
+    def take_ended(self) -> list[EndedLoad]:
+        """Loads that are over for their requests, by report or because they took too long: asynchronous ones, and
+        synchronous ones that have failed."""
+        now = self._clock()
+        for load in self._loads.asynchronous:
+            request = load.request
+            if request is not None and now > load.deadline and self.connector is not None:
+                self.connector.fault(f"a load was not reported within {self._timeout_s:g} s")
+                load.fail()
+                self._let_go(load)
+                self.requests.refuse(request)
+                self._ended.append(EndedLoad(request, load.first_token, True, True))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _let_go(self, load: PendingLoad) -> None:
+        """Its request waits no longer. The blocks stay held, as something may still write to them."""
+        self._loads.let_go(load)
+        self._kv.hold(load.columns)
+        self._cancelled.append(load.load_id)
+
+    # What becomes of requests
+
+    def give_up(self, request: Request) -> None:
+        """`request` waits for the connector no longer."""
+        self.requests.unpark(request)
+        self._ended = [load for load in self._ended if load.request is not request]
+        load = self._loads.of(request)
+        if load is not None:
+            self._let_go(load)
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """`request` has ended and is about to give its blocks back. Returns what its client is to have."""
+        if self.connector is None:
+            return None
+        self.requests.forget(request)
+        tables = tables_of(self._kv, request)
+        retention = self.connector.request_finished(SequenceView(request, self._kv), tables)
+        if retention.holds:
+            self._has_retained = True
+            blocks = [block for table in tables for block in table]
+            wrong = self.holds.add(dict.fromkeys(retention.holds, blocks))
+            if wrong is not None:
+                self.connector.fault(f"request_finished(): {wrong}")
+        return None if retention.params is None else dict(retention.params)
+
+    def preempted(self, request: Request) -> None:
+        """`request` is about to lose its blocks."""
+        if self.connector is not None:
+            self.connector.preempted(SequenceView(request, self._kv))
+
+    def reset(self) -> None:
+        """The prefix cache was emptied."""
+        if self.connector is not None:
+            self.connector.reset()
+
+    def close(self) -> None:
+        """Close the connector's half. May be called twice."""
+        if self.connector is not None:
+            self.connector.close()
