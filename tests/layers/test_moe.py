@@ -105,7 +105,7 @@ def test_quantization_packs_experts_and_leaves_the_router(make_context: Make) ->
     from llmkit_quantization.int8 import llmkit_quantization
 
     options = ExpertOptions(4, 2, 32)
-    block = loaded(make_context(quantization=llmkit_quantization()), options)
+    block = loaded(make_context(quantization=llmkit_quantization(None)), options)
     assert block.experts.gate_up.stacked is None
     assert all(weight.packed is not None for weight in block.experts.down.of_expert)
     assert isinstance(block.gate.weight, torch.Tensor)
