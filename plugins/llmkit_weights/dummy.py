@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ info = PluginInfo(summary="random weights for a config.json, or for model.overri
 
 
 class DummyFormat(WeightsFormat):
-    """Values depend on `seed`, the tensor's name and its shape only."""
+    """Makes up whatever tensors the model takes. Values depend on `seed`, the tensor's name and its shape only."""
 
     needs_files = False
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
 
     def recognises(self, path: Path) -> bool:
         return (path / "config.json").is_file()
@@ -41,12 +42,14 @@ class DummyFormat(WeightsFormat):
 
         return load_hf_tokenizer(path)
 
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
     def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
-        from llmkit_weights.dummy_names import decoder_tensors
         from llmkit_weights.dummy_tensors import DummyValues
 
         values = DummyValues(self._seed, config)
-        for name, shape in decoder_tensors(config).items():
+        for name, shape in self._shapes.items():
             yield name, values.tensor(name, shape)
 
 

@@ -121,11 +121,14 @@ def test_examples_of_the_kinds_make_an_engine(example, llmkit_registry, capsys):
 def test_the_example_of_weights_reads_its_format(example, llmkit_registry, tmp_path):
     import numpy as np
 
-    from llmkit_weights.dummy_names import decoder_tensors
+    from llmkit.registry import detect_environment
+    from llmkit.testing.conformance.arguments import small_context
 
     config = TINY | {"architectures": ["LlamaForCausalLM"]}
+    context = small_context(llmkit_registry, detect_environment(), "LlamaForCausalLM", head_dim=None, **TINY)
+    model = llmkit_registry.create("model", "LlamaForCausalLM", detect_environment(), context=context)
     draw = np.random.default_rng(0)
-    tensors = {name: draw.normal(size=shape).astype("float32") for name, shape in decoder_tensors(config).items()}
+    tensors = {name: draw.normal(size=shape).astype("float32") for name, shape in model.weight_shapes().items()}
     np.savez(tmp_path / "weights.npz", **tensors)
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     llmkit_registry.register("weights", "npz", example("weights"))

@@ -94,6 +94,7 @@ def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
     from llmkit_quantization import none
 
     class NoTensors:
+        expect = staticmethod(lambda shapes: None)  # noqa: ARG005
         tensors = staticmethod(lambda path, config: iter(()))  # noqa: ARG005
         size_bytes = staticmethod(lambda path: None)  # noqa: ARG005
 

@@ -69,6 +69,7 @@ class Worker:
         source = self._setup.source
         with torch.no_grad(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
+            source.format.expect(built.model.weight_shapes())
             tensors = source.format.tensors(source.path, source.config)
             checksum = WeightsChecksum()
             if self._setup.config.connector.name is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,11 @@ class WeightsFormat(ABC):
     @abstractmethod
     def tokenizer(self, path: Path) -> Tokenizer | None:
         """The model's tokenizer, None if it has none (then only token ids are accepted)."""
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Told before `tensors` is called which tensors the model takes, by name, and their shapes. Formats that read
+        files have no use for it: what is missing or misshapen, the model says. One that makes tensors up has."""
+        return
 
     @abstractmethod
     def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -34,3 +34,11 @@ class CausalLM(Module):
 
         Raises ModelError naming missing, unexpected and mis-shaped tensors.
         """
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that `load_weights` needs, for formats that make tensors up. Asked before
+        loading; by default the weight slots of all modules.
+        """
+        from llmkit.layers.weight_loader import weight_slots
+
+        return {name: slot.shape for name, slot in weight_slots(self).items()}

@@ -28,15 +28,15 @@ def load_into(
 ) -> None:
     """Fill the weight slots of `model` and all its children from (checkpoint name, tensor) pairs.
 
-    rename: checkpoint name → slot name, None: skip. ignore: slot names that are skipped. allow_unknown_layers:
-    tensors without a slot are other workers' and skipped. Raises ModelError naming mis-shaped, missing, repeated
-    and unexpected tensors; after an error the model must not be used.
+    rename: checkpoint name → slot name, None: skip; not asked about names that are a slot's already. ignore: slot names
+    that are skipped. allow_unknown_layers: tensors without a slot are other workers' and skipped. Raises ModelError
+    naming mis-shaped, missing, repeated and unexpected tensors; after an error the model must not be used.
     """
-    slots = _collect(model)
+    slots = weight_slots(model)
     filled: set[str] = set()
     unexpected: list[str] = []
     for given_name, tensor in tensors:
-        name = rename(given_name) if rename is not None else given_name
+        name = rename(given_name) if rename is not None and given_name not in slots else given_name
         if name is None or name in ignore or name.endswith(_DERIVED):
             continue
         slot = slots.get(name)
@@ -54,7 +54,8 @@ def load_into(
     _report(missing, unexpected)
 
 
-def _collect(model: nn.Module) -> dict[str, WeightSlot]:
+def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
+    """The slots of `model` and all its children by name. They are prepared for loading and forget what they held."""
     slots: dict[str, WeightSlot] = {}
     for path, module in model.named_modules():
         if isinstance(module, Module):
