@@ -38,7 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="device on which plugins are tried; auto: a GPU if there is one and the plugin can use it",
     )
-    parser.addini("llmkit_conformance", "plugins (KIND:NAME) whose conformance is part of the tests", "linelist", [])
+    parser.addini(
+        "llmkit_conformance",
+        "plugins (KIND:NAME, or distribution:NAME for all of one) whose conformance is part of the tests",
+        "linelist",
+        [],
+    )
     parser.addini(
         "llmkit_options", "options (KIND.NAME.KEY=VALUE) of the plugins in llmkit_conformance", "linelist", []
     )
@@ -47,9 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("llmkit_conformance") or config.getini("llmkit_conformance"):
-        from llmkit.testing.conformance.collecting import Collecting
+        from llmkit.testing.conformance.collecting import start
 
-        config.pluginmanager.register(Collecting(config), "llmkit-conformance")
+        start(config)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
     from llmkit.hookspecs.kernels import KernelTable
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.quantization import QuantizationMethod
@@ -36,7 +37,7 @@ def default_arguments(
     is its architecture. Imports torch for a model only."""
     makers: dict[str, dict[str, Callable[[], Any]]] = {
         "model": {"context": lambda: small_context(registry, environment, name)},
-        "structured": {"tokenizer": _tokenizer},
+        "structured": {"vocabulary": small_vocabulary},
         "weights": {"seed": lambda: 0},
     }
     return {argument: make() for argument, make in makers.get(kind, {}).items() if argument not in given}
@@ -59,7 +60,10 @@ def small_context(registry: Registry, environment: Environment, architecture: st
     )
 
 
-def _tokenizer() -> Any:
+def small_vocabulary() -> TokenVocabulary:
+    """Every byte, a few words, and one end-of-sequence token, in 320 logits."""
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
     from llmkit.testing.byte_tokenizer import ByteTokenizer
 
-    return ByteTokenizer()
+    tokenizer = ByteTokenizer()
+    return TokenVocabulary.of(tokenizer, 320, [tokenizer.eos_token_id])

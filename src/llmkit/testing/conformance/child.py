@@ -30,8 +30,8 @@ TIMEOUT_S = 120.0
 @dataclass(frozen=True)
 class ChildReport:
     """One plugin in a fresh process. error: why it could not be loaded there, None if it could. heavy: modules out of
-    HEAVY that its front door or `llmkit_problems` imported. built: whether its object was built; cuda: where code that
-    an import runs has touched CUDA, a stack each."""
+    HEAVY that its front door or `llmkit_problems` imported. built: "built", why its object was not, or None if that was
+    not tried; cuda: where code that an import runs has touched CUDA, a stack each."""
 
     error: str | None = None
     heavy: tuple[str, ...] = ()
@@ -104,6 +104,8 @@ def _built(registry: Registry, plugin: LoadedPlugin, kind: str, device: str, so_
     target = Conformance(kind, plugin.row.qualified, registry, detect_environment(device), plugin)
     touched: list[str] = []
     built = "built"
+    if plugin.problems(target.environment):
+        return so_far
     with _CudaWatch(touched.append):
         try:
             target.create()

@@ -1,4 +1,4 @@
-"""The pytest side of the conformance kit: which suites are collected, and the fixtures they take."""
+"""The pytest side of the conformance kit: which suites are collected, for which plugins."""
 
 from __future__ import annotations
 
@@ -9,35 +9,60 @@ from pathlib import Path
 import pytest
 
 from llmkit.errors import LlmkitError
-from llmkit.testing.conformance import suites_of
+from llmkit.testing.conformance import COMMON_SUITE, suites_of
 from llmkit.testing.conformance.child import ChildReport, reports
-from llmkit.testing.conformance.target import Conformance, parse_targets
+from llmkit.testing.conformance.naming import parse_targets
+from llmkit.testing.conformance.target import Conformance
 
 FOLDER = Path(__file__).parent
 PACKAGE = __name__.rpartition(".")[0]
+NAME = "llmkit-conformance"
+
+
+def start(config: pytest.Config) -> None:
+    """Register `Collecting` if this run is to try plugins: those of the command line always, those of the settings in
+    a run of all tests of their package.
+
+    Raises pytest.UsageError for a plugin that does not exist or cannot be loaded, options that it does not take, and
+    a plugin of the command line that cannot be used here.
+    """
+    by_flag, by_settings = config.getoption("llmkit_conformance"), config.getini("llmkit_conformance")
+    specs = [*by_flag, *(by_settings if not by_flag and _runs_all_tests(config) else ())]
+    if not specs:
+        return
+    options = [*config.getini("llmkit_options"), *config.getoption("llmkit_option")]
+    try:
+        targets = parse_targets(specs, options, config.getoption("llmkit_device"))
+        for target in targets if by_flag else ():
+            if target.problems:
+                hint = target.plugin.install_hint() or "Try it on a machine that has what it needs."
+                raise target.plugin.row.error("; ".join(target.problems), hint)
+    except LlmkitError as error:
+        raise pytest.UsageError(f"llmkit conformance: {error}") from None
+    suites = dict.fromkeys(name for target in targets for name in suites_of(target.kind))
+    paths = [str(FOLDER / f"{name}.py") for name in suites]
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    config.args = list(dict.fromkeys([*(config.args if named or not by_flag else ()), *paths]))
+    config.pluginmanager.register(Collecting(targets), NAME)
+
+
+def _runs_all_tests(config: pytest.Config) -> bool:
+    """Whether nothing narrower was asked for than the package's folder, or one of its `testpaths`."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return True
+    whole = {config.rootpath, *(config.rootpath / path for path in config.getini("testpaths"))}
+    return any((config.invocation_params.dir / argument).resolve() in whole for argument in config.args)
 
 
 class Collecting:
-    """A pytest plugin for one run in which plugins are on trial.
+    """A pytest plugin for one run in which plugins are on trial."""
 
-    Plugins named on the command line are all that is run, unless paths are named too. Plugins named in the settings
-    run with the tests of their package, except where single files are asked for.
-    Raises pytest.UsageError for a plugin that does not exist, does not work here, or options that it does not take.
-    """
+    def __init__(self, targets: Sequence[Conformance]) -> None:
+        self.targets = targets
 
-    def __init__(self, config: pytest.Config) -> None:
-        by_flag = config.getoption("llmkit_conformance")
-        specs = [*by_flag, *config.getini("llmkit_conformance")]
-        options = [*config.getini("llmkit_options"), *config.getoption("llmkit_option")]
-        try:
-            self.targets = parse_targets(specs, options, config.getoption("llmkit_device"))
-        except LlmkitError as error:
-            raise pytest.UsageError(f"llmkit conformance: {error}") from None
-        paths = [str(FOLDER / f"{name}.py") for name in self._suites()]
-        config.args = _with_suites(config, paths, bool(by_flag))
-
-    def _suites(self) -> list[str]:
-        return list(dict.fromkeys(name for target in self.targets for name in suites_of(target.kind)))
+    def child_report(self, target: Conformance) -> ChildReport:
+        """What has become of the plugin in a fresh process; all plugins on trial share one."""
+        return self._child_reports[_id(target)]
 
     @cached_property
     def _child_reports(self) -> dict[str, ChildReport]:
@@ -47,6 +72,7 @@ class Collecting:
         return [f"llmkit conformance: {', '.join(map(_described, self.targets))}"]
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+        """Suites lie far from the tests that run; they are shown under a short name."""
         if module_path.parent != FOLDER:
             return None
         module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=f"llmkit/{module_path.stem}")
@@ -55,16 +81,20 @@ class Collecting:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         package, _, suite = metafunc.module.__name__.rpartition(".")
         if "conformance" in metafunc.fixturenames and package == PACKAGE:
-            targets = [target for target in self.targets if suite in suites_of(target.kind)]
-            metafunc.parametrize("conformance", targets, ids=map(_id, targets), indirect=True, scope="session")
+            targets = [_parameter(t, suite) for t in self.targets if suite in suites_of(t.kind)]
+            metafunc.parametrize("conformance", targets, indirect=True, scope="session")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for target in self.targets:
-            terminalreporter.write_line(f"{_id(target)} ({target.plugin.row.origin}): {target.timing.describe()}")
+        if terminalreporter.verbosity > -2:
+            for target in self.targets:
+                terminalreporter.write_line(f"{_id(target)} ({target.plugin.row.origin}): {target.timing.describe()}")
 
-    def child_report(self, target: Conformance) -> ChildReport:
-        """What has become of the plugin in a fresh process; all plugins on trial share one."""
-        return self._child_reports[_id(target)]
+
+def _parameter(target: Conformance, suite: str) -> object:
+    """A plugin that cannot work here is asked no more than what every machine asks it."""
+    reason = "; ".join(target.problems)
+    marks = [pytest.mark.skip(reason=reason)] if reason and suite != COMMON_SUITE else []
+    return pytest.param(target, id=_id(target), marks=marks)
 
 
 def _id(target: Conformance) -> str:
@@ -74,14 +104,3 @@ def _id(target: Conformance) -> str:
 def _described(target: Conformance) -> str:
     given = " ".join(f"{key}={value!r}" for key, value in target.given.items())
     return f"{_id(target)} on {target.device}" + (f" with {given}" if given else "")
-
-
-def _with_suites(config: pytest.Config, suites: Sequence[str], by_flag: bool) -> list[str]:
-    """What pytest is to collect: the suites, and what else was meant."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
-    if by_flag and not named:
-        return list(suites)
-    single_files = named and not any(Path(argument).is_dir() for argument in config.args)
-    if single_files and not by_flag:
-        return list(config.args)
-    return list(dict.fromkeys([*config.args, *suites]))

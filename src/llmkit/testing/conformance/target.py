@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llmkit.config.values import parse_literal
-from llmkit.errors import ConfigError
-from llmkit.hookspecs.kinds import KINDS
 from llmkit.registry import Registry, detect_environment
 from llmkit.registry.options import validated_options
 from llmkit.testing.conformance.arguments import default_arguments
@@ -22,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conformance:
-    """The fixture `conformance`: one plugin, loaded, usable in `environment`, with checked options.
+    """The fixture `conformance`: one plugin, loaded, with checked options, usable in `environment` unless `problems`
+    say why not.
 
-    kind, choice: as given; `choice` is any form of a name. options: an instance of `info.options`, None if the plugin
-    has none. given: the options that were set, the others are defaults. device: "cpu" or "cuda".
+    kind, choice: as given; `choice` is any form of a name. given: the options that were set, the others are defaults.
     """
 
     kind: str
@@ -34,6 +31,7 @@ class Conformance:
     environment: Environment
     plugin: LoadedPlugin = field(repr=False)
     given: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,10 +44,12 @@ class Conformance:
 
     @property
     def options(self) -> BaseModel | None:
+        """An instance of `info.options` with what was given, None if the plugin has none."""
         return validated_options(self.plugin, self.given)
 
     @property
     def device(self) -> str:
+        """ "cpu" or "cuda"."""
         return self.environment.device_type
 
     @property
@@ -68,7 +68,8 @@ class Conformance:
         return self.registry.build(self.plugin, {**missing, **hook_arguments})
 
     def with_options(self, **options: Any) -> Conformance:
-        """The same plugin with other options. Raises ConfigError if they are not valid."""
+        """The same plugin with these options besides those that were given. Raises ConfigError if they are not
+        valid."""
         return conformance_of(self.kind, self.choice, {**self.given, **options}, self.device)
 
 
@@ -76,67 +77,23 @@ def conformance_of(kind: str, choice: str, options: Mapping[str, Any], device: s
     """The plugin `choice` of `kind`, loaded and checked. `device`: "cpu", "cuda", or "auto": a GPU if there is one and
     the plugin can use it, else the CPU.
 
-    Raises PluginError if there is no such plugin, if it cannot be loaded or not be used here; ConfigError for options
-    that it does not take.
+    Raises PluginError if there is no such plugin or it cannot be loaded, ConfigError for options that it does not take.
     """
     registry = Registry.discover()
     plugin = registry.load(kind, choice)
     registry.policy = replace(registry.policy, options={kind: {plugin.row.name: dict(options)}})
     validated_options(plugin, options)
     environment = _environment(plugin, device)
-    problems = plugin.problems(environment)
-    if problems:
-        raise plugin.row.error(
-            "; ".join(problems), plugin.install_hint() or "Run it on a machine that has what it needs."
-        )
-    return Conformance(kind, choice, registry, environment, plugin, dict(options))
+    problems = tuple(plugin.problems(environment))
+    return Conformance(kind, choice, registry, environment, plugin, dict(options), problems)
 
 
 def _environment(plugin: LoadedPlugin, device: str) -> Environment:
-    from llmkit.engine.device import resolve_device
+    if device == "cpu":
+        return detect_environment()
+    from llmkit.engine.device import resolve_device  # imports torch
 
     if device != "auto":
         return detect_environment(resolve_device(device))
     best = detect_environment(resolve_device("auto"))
     return detect_environment("cpu") if plugin.problems(best) else best
-
-
-def parse_targets(specs: Sequence[str], options: Sequence[str], device: str = "auto") -> list[Conformance]:
-    """The plugins that `KIND:NAME` texts mean, each once, with their options.
-
-    options: `KEY=VALUE` for the only plugin, or `KIND.NAME.KEY=VALUE`. Raises ConfigError and PluginError with what is
-    wrong with them, as `conformance_of` does."""
-    pairs = list(dict.fromkeys(_split(spec) for spec in specs))
-    given: dict[tuple[str, str], dict[str, Any]] = {pair: {} for pair in pairs}
-    for text in options:
-        pair, key, value = _option(text, pairs)
-        given[pair][key] = value
-    return [conformance_of(kind, choice, given[kind, choice], device) for kind, choice in pairs]
-
-
-def _split(spec: str) -> tuple[str, str]:
-    kind, _, choice = spec.partition(":")
-    kinds = [k.name for k in KINDS]
-    if kind not in kinds or not choice:
-        raise ConfigError(
-            f"{spec!r} is not of the form KIND:NAME.",
-            hint=f"For example scheduler:my-policy; the kinds are {', '.join(kinds)}.",
-        )
-    if choice == "auto":
-        raise ConfigError(f"{spec!r} names no plugin: conformance is checked of one that is named.")
-    return kind, choice
-
-
-def _option(text: str, pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"The option {text!r} is not of the form KEY=VALUE.")
-    for kind, choice in pairs:
-        prefix = f"{kind}.{choice}."
-        if name.startswith(prefix):
-            return (kind, choice), name.removeprefix(prefix), parse_literal(value)
-    if len(pairs) != 1:
-        raise ConfigError(
-            f"The option {text!r} could be of any of the plugins.", hint="Write KIND.NAME.KEY=VALUE, as for --set."
-        )
-    return pairs[0], name, parse_literal(value)

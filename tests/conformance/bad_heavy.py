@@ -1,0 +1,8 @@
+"""A front door that imports torch."""
+
+import torch  # noqa: F401
+from bad_plugins import Policy
+
+
+class Heavy(Policy):
+    pass

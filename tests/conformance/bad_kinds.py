@@ -1,0 +1,52 @@
+"""Wrong implementations that need imports of their own."""
+
+from __future__ import annotations
+
+from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler
+
+
+class _Anything(Grammar):
+    """Allows every token with a text, whatever was asked for."""
+
+    def __init__(self, vocabulary):
+        self._vocabulary = vocabulary
+
+    def fill_bitmask(self, row):
+        row[:] = 0
+        for token_id, text in enumerate(self._vocabulary.tokens):
+            if text:
+                row.view("uint32")[token_id // 32] |= 1 << token_id % 32
+
+    def accept(self, token_id):  # noqa: ARG002
+        return True
+
+    def is_accepting(self):
+        return True
+
+    def validate(self, token_ids):
+        return len(token_ids)
+
+    def rollback(self, num_tokens):
+        pass
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, vocabulary):
+        self._vocabulary = vocabulary
+
+    def start(self):
+        return _Anything(self._vocabulary)
+
+
+class LenientCompiler(GrammarCompiler):
+    def __init__(self, vocabulary):
+        self._vocabulary = vocabulary
+
+    def problems(self, request):  # noqa: ARG002
+        return []
+
+    def compile(self, request):  # noqa: ARG002
+        return b""
+
+    def load(self, request, compiled):  # noqa: ARG002
+        return _Compiled(self._vocabulary)

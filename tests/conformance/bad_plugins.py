@@ -1,0 +1,203 @@
+"""Plugins that load and build, each with one thing wrong with it: what the conformance kit must notice."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmkit.hookspecs import PluginInfo, hookimpl
+
+
+def in_a_child() -> bool:
+    """Whether this is the process that the kit has started, and not the one with pytest in it."""
+    import sys
+
+    return "pytest" not in sys.modules
+
+
+class Policy:
+    """A correct policy, for plugins that have something else wrong with them."""
+
+    info = PluginInfo(summary="a policy")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        return FcfsPolicy()
+
+
+# ---- the front door
+
+
+class TwoLines(Policy):
+    info = PluginInfo(summary="a policy\nof two lines")
+
+
+class BadRequirement(Policy):
+    info = PluginInfo(summary="a policy", requires=("numpy >= ",))
+
+
+class ProblemsAreText(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_problems(environment):
+        return "" if environment.device_type == "cpu" else "it needs a CPU"
+
+
+class ProblemsFailElsewhere(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_problems(environment):
+        return [] if environment.device_type == "cpu" or environment.compute_capability[0] > 8 else ["old"]
+
+
+# ---- options
+
+
+class LaxOptions(BaseModel):
+    size: int = Field(1, description="Size.")
+
+
+class Lax(Policy):
+    info = PluginInfo(summary="a policy", options=LaxOptions)
+
+
+class SilentOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int = 1
+
+
+class Silent(Policy):
+    info = PluginInfo(summary="a policy", options=SilentOptions)
+
+
+class WrongOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int = Field(0, ge=1, description="Size.")
+
+
+class WrongDefault(Policy):
+    info = PluginInfo(summary="a policy", options=WrongOptions)
+
+
+class OneWayOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    place: object = Field(default_factory=object, description="Place.")
+
+
+class OneWay(Policy):
+    info = PluginInfo(summary="a policy", options=OneWayOptions)
+
+
+# ---- processes
+
+
+class Shared(Policy):
+    _made: list = []  # noqa: RUF012
+
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        Shared._made.append(FcfsPolicy())
+        return Shared._made[0]
+
+
+class FailsInAChild(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        if in_a_child():
+            raise RuntimeError("not here")
+        return FcfsPolicy()
+
+
+class EndsTheChild(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        if in_a_child():
+            os._exit(3)
+        return FcfsPolicy()
+
+
+class TouchesCuda(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        import bad_cuda  # noqa: F401
+
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        return FcfsPolicy()
+
+
+# ---- kinds
+
+
+class Starving(Policy):
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        class Forgetful(FcfsPolicy):
+            def requeue(self, request):
+                """A preempted request is forgotten."""
+
+        return Forgetful()
+
+
+class OffScale:
+    """Attention whose scores are a little too large."""
+
+    info = PluginInfo(summary="attention")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        import dataclasses
+
+        from llmkit_attention.torch_backend import TorchAttention
+
+        class Sharper(TorchAttention):
+            def forward(self, layer, *arguments):
+                return super().forward(dataclasses.replace(layer, scale=layer.scale * 1.001), *arguments)
+
+        return Sharper()
+
+
+class Lenient:
+    """A grammar that allows everything."""
+
+    info = PluginInfo(summary="grammars")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_grammar_compiler(vocabulary):
+        from bad_kinds import LenientCompiler
+
+        return LenientCompiler(vocabulary)
+
+
+class Careless:
+    """A model that does not miss a weight."""
+
+    info = PluginInfo(summary="a model")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_model(context):
+        from llmkit_models.llama import llmkit_model
+
+        model = llmkit_model(context)
+        model.load_weights = lambda tensors: None  # noqa: ARG005
+        return model

@@ -1,0 +1,65 @@
+"""A check that cannot fail is no check: plugins with one thing wrong each, and the check that must notice it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# plugin → the checks that must fail for it; "kind": at least one of its kind's suite
+BAD = {
+    "scheduler:bad_plugins:TwoLines": {"test_the_summary_is_one_line"},
+    "scheduler:bad_plugins:ProblemsAreText": {"test_problems_are_sentences"},
+    "scheduler:bad_plugins:ProblemsFailElsewhere": {"test_problems_are_sentences"},
+    "scheduler:bad_plugins:Lax": {"test_an_unknown_option_is_refused"},
+    "scheduler:bad_plugins:Silent": {"test_every_option_is_described"},
+    "scheduler:bad_plugins:WrongDefault": {"test_defaults_are_valid", "test_options_can_be_written_to_a_file"},
+    "scheduler:bad_plugins:OneWay": {"test_options_can_be_written_to_a_file"},
+    "scheduler:bad_plugins:Shared": {"test_it_is_built_anew_each_time"},
+    "scheduler:bad_plugins:FailsInAChild": {"test_it_is_built_in_another_process"},
+    "scheduler:bad_plugins:TouchesCuda": {"test_no_import_touches_cuda"},
+    "scheduler:bad_plugins:Starving": {"kind"},
+    "attention:bad_plugins:OffScale": {"kind"},
+    "structured:bad_plugins:Lenient": {"kind"},
+    "model:bad_plugins:Careless": {"kind"},
+    # last, as another process is needed after each
+    "scheduler:bad_heavy:Heavy": {"test_the_front_door_imports_nothing_heavy"},
+    "scheduler:bad_plugins:EndsTheChild": {"test_it_loads_in_another_process", "test_it_is_built_in_another_process"},
+}
+REFUSED = {"scheduler:bad_plugins:BadRequirement": "cannot be read"}
+
+
+def run_kit(*arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(command, cwd=HERE.parents[1], env=variables, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """Plugin → names of the checks that have failed; one process for all."""
+    done = run_kit(*(f"--llmkit-conformance={plugin}" for plugin in BAD))
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {plugin: set() for plugin in BAD}
+    for suite, check, plugin in re.findall(r"^FAILED llmkit/(\w+)::(\w+)\[([^\]]+)", done.stdout, re.MULTILINE):
+        owner = next(name for name in BAD if plugin.startswith(name))
+        found[owner].add(check if suite == "common_suite" else "kind")
+    return found
+
+
+@pytest.mark.parametrize("plugin", BAD)
+def test_it_is_noticed_and_nothing_else_is_blamed(plugin, failures):
+    assert failures[plugin] == BAD[plugin]
+
+
+@pytest.mark.parametrize("plugin", REFUSED)
+def test_what_cannot_be_used_at_all_is_refused(plugin):
+    done = run_kit(f"--llmkit-conformance={plugin}")
+    assert done.returncode == 4
+    assert REFUSED[plugin] in done.stderr
