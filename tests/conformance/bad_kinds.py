@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from llmkit.hookspecs.connector import TransferReport
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler
+from llmkit.testing.memory_connector import MemoryConnector, MemoryStore, MemoryWorker
 
 
 class _Anything(Grammar):
@@ -50,3 +52,19 @@ class LenientCompiler(GrammarCompiler):
 
     def load(self, request, compiled):  # noqa: ARG002
         return _Compiled(self._vocabulary)
+
+
+class _TalkativeWorker(MemoryWorker):
+    """Says of a block that nobody asked for that its load has failed."""
+
+    def report(self):
+        report = super().report()
+        return TransferReport(report.loaded, report.released, report.failed_blocks | {1})
+
+
+class TalkativeConnector(MemoryConnector):
+    def __init__(self):
+        super().__init__(MemoryStore())
+
+    def worker_half(self, context):
+        return _TalkativeWorker(self._store, context, 0)

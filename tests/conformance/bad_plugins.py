@@ -188,6 +188,19 @@ class Lenient:
         return LenientCompiler(vocabulary)
 
 
+class Talkative:
+    """A connector that reports what nobody has asked for."""
+
+    info = PluginInfo(summary="a connector")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_connector():
+        from bad_kinds import TalkativeConnector
+
+        return TalkativeConnector()
+
+
 class Careless:
     """A model that does not miss a weight."""
 

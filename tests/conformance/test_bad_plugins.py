@@ -27,6 +27,7 @@ BAD = {
     "scheduler:bad_plugins:Starving": {"kind"},
     "attention:bad_plugins:OffScale": {"kind"},
     "structured:bad_plugins:Lenient": {"kind"},
+    "connector:bad_plugins:Talkative": {"kind"},
     "model:bad_plugins:Careless": {"kind"},
     # last, as another process is needed after each
     "scheduler:bad_heavy:Heavy": {"test_the_front_door_imports_nothing_heavy"},

@@ -34,11 +34,13 @@ def build_connector(config: EngineConfig, registry: Registry, environment: Envir
     """The configured connector; None if there is none. Raises PluginError and ConfigError."""
     if config.connector.name is None:
         return None
-    build = _builder(registry, environment, MAX_DEPTH)
+    build = connector_builder(registry, environment)
     return cast("Connector", registry.create("connector", config.connector.name, environment, build=build))
 
 
-def _builder(registry: Registry, environment: Environment, depth: int) -> ConnectorBuilder:
+def connector_builder(registry: Registry, environment: Environment, depth: int = MAX_DEPTH) -> ConnectorBuilder:
+    """The `build` that a connector's hook gets. depth: how many connectors may still be made within one another."""
+
     def build(name: str, options: Mapping[str, Any]) -> Connector:
         if not depth:
             raise ConfigError(f"The connector {name!r} is nested deeper than {MAX_DEPTH} connectors.")
@@ -46,7 +48,7 @@ def _builder(registry: Registry, environment: Environment, depth: int) -> Connec
         problems = plugin.problems(environment)
         if problems:
             raise plugin.row.error("; ".join(problems), plugin.install_hint() or "Leave it out.")
-        inner = {"build": _builder(registry, environment, depth - 1)}
+        inner = {"build": connector_builder(registry, environment, depth - 1)}
         return cast("Connector", registry.build(plugin, inner, options))
 
     return build

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from llmkit.frontend.token_vocabulary import TokenVocabulary
+    from llmkit.hookspecs.connector import ConnectorBuilder
     from llmkit.hookspecs.kernels import KernelTable
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.quantization import QuantizationMethod
@@ -36,6 +37,7 @@ def default_arguments(
     """The arguments of the kind's hook besides `options` and those in `given`. name: of the plugin, which for a model
     is its architecture. Imports torch for a model only."""
     makers: dict[str, dict[str, Callable[[], Any]]] = {
+        "connector": {"build": lambda: _connector_builder(registry, environment)},
         "model": {"context": lambda: small_context(registry, environment, name)},
         "structured": {"vocabulary": small_vocabulary},
         "weights": {"seed": lambda: 0},
@@ -58,6 +60,12 @@ def small_context(registry: Registry, environment: Environment, architecture: st
         kernels=cast("KernelTable", registry.create("kernels", "auto", environment)),
         quantization=cast("QuantizationMethod", registry.create("quantization", "auto", environment)),
     )
+
+
+def _connector_builder(registry: Registry, environment: Environment) -> ConnectorBuilder:
+    from llmkit.execution.connector_half import connector_builder
+
+    return connector_builder(registry, environment)
 
 
 def small_vocabulary() -> TokenVocabulary:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
-from llmkit.hookspecs.connector import TransferReport
+from llmkit.hookspecs.connector import SchedulerContext, TransferReport, WorkerContext
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit.testing.conformance.target import Conformance
 
@@ -16,16 +18,11 @@ def small_layout(num_blocks: int = 9, block_size: int = 4) -> KVCacheLayout:
 
 def test_halves_are_independent_and_close_twice(conformance: Conformance) -> None:
     layout = small_layout()
-    connector = conformance.create()
-    worker = connector.worker_half(0, 1)
+    worker = conformance.create().worker_half(WorkerContext(0, 1, "kit", "both"))
     worker.register(layout, [torch.zeros(layout.num_blocks, 2, 2, 4, 8) for _ in range(2)])
-    worker.start_load(None)
-    for layer in range(2):
-        worker.wait_for_layer(layer)
-        worker.save_layer(layer)
-    worker.wait_for_save()
     assert worker.report() == TransferReport(), "nothing was asked for, so there is nothing to report"
-    scheduler = conformance.create().scheduler_half(layout)
+    new_id = itertools.count(1).__next__
+    scheduler = conformance.create().scheduler_half(SchedulerContext(layout, "kit", 1, 64, "both", new_id))
     scheduler.reset()
     for half in (worker, scheduler):
         half.close()
