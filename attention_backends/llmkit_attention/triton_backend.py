@@ -1,0 +1,227 @@
+"""The attention backend around the Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit_attention.triton_cache import write_kv
+from llmkit_attention.triton_kernels import attention_kernel, combine_kernel
+from llmkit_attention.triton_schedule import IntArray, LayerShape, Launch, launches
+from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether the kernels are interpreted on the host; settled when this module is imported."""
+
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_LOG2E = 1.4426950408889634
+_COMBINED_SPLITS = 16  # splits that the combining kernel loads at once
+
+ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """launches: by what of a layer they depend on; filled by the first layer of each kind."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_lens: IntArray
+    lengths: IntArray
+    launches: dict[tuple[LayerShape, int], tuple[Launch, ...]] = field(default_factory=dict)
+
+
+class TritonAttention(AttentionBackend):
+    """Prompts, chunks and decodes in any mixture; arithmetic in the wider of the types of model and cache.
+
+    device: None for the GPU that the first batch is on. choose_tile: replaces the table of block sizes.
+    """
+
+    def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
+        self._device = device
+        self._choose_tile = choose_tile
+
+    def support(self, query: AttentionQuery) -> Support:
+        reasons = []
+        if query.device_type != "cuda" and not INTERPRETED:
+            reasons.append(f"runs on a CUDA GPU, not on {query.device_type}")
+        capability = query.compute_capability
+        if capability is not None and capability < (8, 0):
+            reasons.append(f"needs compute capability 8.0; the GPU has {capability[0]}.{capability[1]}")
+        for what, dtype in (("model", query.dtype), ("KV cache", query.kv_dtype)):
+            if dtype not in _DTYPES:
+                reasons.append(f"the {what}'s type {dtype} is not float32, bfloat16 or float16")
+        if not 1 <= query.head_size <= MAX_HEAD_SIZE:
+            reasons.append(f"head size {query.head_size} is larger than {MAX_HEAD_SIZE}")
+        if query.num_heads % query.num_kv_heads:
+            reasons.append(f"{query.num_heads} query heads are not a multiple of {query.num_kv_heads} KV heads")
+        # Interpreted, it is for tests: anything else is to be preferred.
+        return Support(score=-100 if INTERPRETED else 20, reasons=tuple(reasons))
+
+    def page_sizes(self) -> Sequence[int]:
+        return (16, 32, 64, 128)
+
+    def plan(self, batch: AttentionBatch) -> _Plan:
+        rows = batch.num_rows
+        return _Plan(
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_table,
+            batch.slot_mapping[: batch.num_tokens],
+            np.diff(batch.query_start_loc_np[: rows + 1]),
+            batch.seq_lens_np[:rows],
+        )
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: _Plan,
+    ) -> torch.Tensor:
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding
+            key, value, output = key.to(kv_cache.dtype), value.to(kv_cache.dtype), output.float()
+        tokens = metadata.slot_mapping.shape[0]
+        if tokens < query.shape[0]:
+            output[tokens:] = 0
+        if not tokens:
+            return output
+        with torch.cuda.device_of(query):  # Triton launches on the current device
+            write_kv(key, value, kv_cache, metadata.slot_mapping)
+            for launch in self._launches(layer, query.dtype, kv_cache.dtype, metadata):
+                _run(launch, layer, query, kv_cache, metadata, output)
+        return output.to(query.dtype)
+
+    def _launches(
+        self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
+    ) -> tuple[Launch, ...]:
+        itemsize = 4 if dtype != kv_dtype else dtype.itemsize
+        shape = LayerShape(
+            layer.num_kv_heads,
+            layer.num_heads // layer.num_kv_heads,
+            max(16, triton.next_power_of_2(layer.head_size)),
+            layer.sliding_window,
+            max_group=64 if itemsize == 2 else 16,
+        )
+        known = plan.launches.get((shape, itemsize))
+        if known is None:
+            device = self._device or _device_of(plan.seq_lens.device)
+            choose = self._choose_tile
+
+            def tile_of(query_class: QueryClass) -> Tile:
+                return choose(shape.padded_head_size, query_class, itemsize, device)
+
+            known = tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
+            plan.launches[shape, itemsize] = known
+        return known
+
+
+def _run(
+    launch: Launch,
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    plan: _Plan,
+    output: torch.Tensor,
+) -> None:
+    """One launch of the attention kernel and, if keys were split, of the one that combines."""
+    head_size, rows = layer.head_size, plan.lengths.shape[0]
+    padded, splits = max(16, triton.next_power_of_2(head_size)), launch.num_splits
+    factor, cap = _folded(layer)
+    partial = lse = output
+    if splits > 1:
+        slots = launch.num_blocks * launch.num_programs * splits * launch.block_m
+        partial = torch.empty((slots, padded), dtype=torch.float32, device=query.device)
+        lse = torch.empty(slots, dtype=torch.float32, device=query.device)
+    of_rows = (rows, layer.sliding_window or 0, launch.least_span, launch.min_tokens, launch.max_tokens)
+    shared = {
+        "GROUP_SIZE": layer.num_heads // layer.num_kv_heads,
+        "GROUP": launch.group,
+        "BLOCK_Q": launch.block_q,
+        "HEAD_SIZE": head_size,
+        "BLOCK_D": padded,
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.tile.block_n,
+        "WINDOWED": layer.sliding_window is not None,
+        "ONE_PER_ROW": launch.one_per_row,
+    }
+    attention_kernel[(launch.num_programs, launch.num_blocks, splits)](
+        query,
+        kv_cache,
+        output,
+        partial,
+        lse,
+        plan.query_start_loc,
+        plan.seq_lens,
+        plan.block_table,
+        query.stride(0),
+        query.stride(1),
+        output.stride(0),
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        kv_cache.stride(2),
+        plan.block_table.stride(0),
+        factor,
+        cap,
+        *of_rows,
+        PAGE=kv_cache.shape[3],
+        COMPUTE=_arithmetic(query.dtype, kv_cache.dtype),
+        CAPPED=layer.soft_cap is not None,
+        SPLIT=splits > 1,
+        PHASED=launch.tile.phased,
+        num_warps=launch.tile.num_warps,
+        num_stages=launch.tile.num_stages,
+        **shared,
+    )
+    if splits > 1:
+        combine_kernel[(launch.num_programs, launch.num_blocks, launch.block_m)](
+            partial,
+            lse,
+            output,
+            plan.query_start_loc,
+            plan.seq_lens,
+            output.stride(0),
+            *of_rows,
+            splits,
+            BLOCK_S=_COMBINED_SPLITS,
+            **shared,
+        )
+
+
+def _folded(layer: AttentionLayer) -> tuple[float, float]:
+    """(factor, cap) of the kernel, which works with powers of two: factor times q·k is the score or, with a cap,
+    twice the argument of tanh, which the cap then multiplies."""
+    if layer.soft_cap is None:
+        return layer.scale * _LOG2E, 0.0
+    return 2 * _LOG2E * layer.scale / layer.soft_cap, layer.soft_cap * _LOG2E
+
+
+def _arithmetic(dtype: torch.dtype, kv_dtype: torch.dtype) -> tl.dtype:
+    """What products are computed in. The interpreter multiplies the bit patterns of bfloat16, so not there."""
+    if dtype != kv_dtype or (INTERPRETED and dtype == torch.bfloat16):
+        return tl.float32
+    return _DTYPES[dtype]
+
+
+def _device_of(device: torch.device) -> Device:
+    """The GPU as scheduling sees it; on the CPU, one of a size that splits something in small tests."""
+    if device.type != "cuda":
+        return Device(num_processors=8, shared_memory=2**17)
+    properties = torch.cuda.get_device_properties(device)
+    return Device(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+        (properties.major, properties.minor),
+    )

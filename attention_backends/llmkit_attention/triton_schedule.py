@@ -1,0 +1,141 @@
+"""What is launched for a batch: which rows in which tiles, and over how many programs their keys are split.
+
+All of it affects speed alone: the kernels read lengths on the device and are right with any numbers from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmkit_attention.triton_tiles import Device, QueryClass, Tile
+
+IntArray = np.ndarray[Any, np.dtype[np.int32]]
+
+TileChoice = Callable[[QueryClass], Tile]
+
+_LEAST_SPAN = 128  # keys; shorter splits cost more to combine than they save
+_WORKSPACE_BYTES = 128 * 2**20
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Of a layer, what scheduling depends on. group_size: query heads per KV head. max_group: of them in one program."""
+
+    num_kv_heads: int
+    group_size: int
+    padded_head_size: int
+    sliding_window: int | None
+    max_group: int
+
+    @property
+    def programs_per_kv_head(self) -> int:
+        return -(-self.group_size // self.max_group)
+
+    @property
+    def group(self) -> int:
+        """Query heads of one program."""
+        return -(-self.group_size // self.programs_per_kv_head)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the attention kernel, over rows with min_tokens < tokens <= max_tokens; splits as the kernel
+    takes them. group: query heads of one program. one_per_row: query block r is row r."""
+
+    tile: Tile
+    group: int
+    block_m: int
+    block_q: int
+    num_programs: int
+    num_blocks: int
+    num_splits: int
+    least_span: int
+    min_tokens: int
+    max_tokens: int
+    one_per_row: bool
+
+
+def launches(
+    query_lens: IntArray, seq_lens: IntArray, layer: LayerShape, tile_of: TileChoice, device: Device
+) -> Iterator[Launch]:
+    """Rows of few tokens go together, a program each; then all others. query_lens, seq_lens int32[n]: new tokens,
+    and tokens in the cache with these."""
+    tile = tile_of("decode")
+    _, few = _packed(layer, tile)
+    is_few = query_lens <= few
+    if is_few.any():
+        spans = _visible(query_lens[is_few], seq_lens[is_few], layer)
+        yield _launch(layer, tile, device, len(query_lens), spans, spans, 0, few, True)
+    if is_few.all():
+        return
+    longest = int(query_lens.max())
+    tile = tile_of("short")
+    if longest > _packed(layer, tile)[1]:
+        tile = tile_of("long")
+    _, block_q = _packed(layer, tile)
+    lens, ends = query_lens[~is_few], seq_lens[~is_few]
+    blocks = -(-lens // block_q)
+    spans = _visible(np.minimum(lens, block_q), ends, layer)
+    average = _visible(np.minimum(lens, block_q), ends - lens // 2, layer)
+    num_blocks = int(query_lens.sum()) // block_q + len(query_lens)
+    smallest = few if is_few.any() else 0
+    yield _launch(layer, tile, device, num_blocks, spans, average * blocks, smallest, _NO_LIMIT, False)
+
+
+def _packed(layer: LayerShape, tile: Tile) -> tuple[int, int]:
+    """(rows of the tile, tokens of a query block)."""
+    block_m = max(tile.block_m, 1 << (layer.group - 1).bit_length())
+    return block_m, block_m // layer.group
+
+
+def _visible(tokens: IntArray, ends: IntArray, layer: LayerShape) -> IntArray:
+    """Keys that a block of `tokens` queries before position `ends` sees."""
+    if layer.sliding_window is None:
+        return ends
+    return np.minimum(ends, tokens + layer.sliding_window)
+
+
+def _launch(
+    layer: LayerShape,
+    tile: Tile,
+    device: Device,
+    num_blocks: int,
+    spans: IntArray,
+    work: IntArray,
+    min_tokens: int,
+    max_tokens: int,
+    one_per_row: bool,
+) -> Launch:
+    """spans: keys of the longest block of each row, work: keys of all its blocks."""
+    block_m, block_q = _packed(layer, tile)
+    num_programs = layer.num_kv_heads * layer.programs_per_kv_head
+    longest = int(spans.max()) + (0 if layer.sliding_window is None else tile.block_n)
+    wanted = device.num_processors * tile.programs_per_processor
+    share = -(-int(work.sum()) * num_programs // wanted)
+    num_splits = _num_splits(longest, max(share, _LEAST_SPAN))
+    bytes_per_split = num_blocks * num_programs * block_m * (layer.padded_head_size + 1) * 4
+    num_splits = max(1, min(num_splits, _WORKSPACE_BYTES // bytes_per_split))
+    span = -(-longest // num_splits)
+    return Launch(
+        tile,
+        layer.group,
+        block_m,
+        block_q,
+        num_programs,
+        num_blocks,
+        num_splits,
+        -(-span // tile.block_n) * tile.block_n,
+        min_tokens,
+        max_tokens,
+        one_per_row,
+    )
+
+
+def _num_splits(longest: int, share: int) -> int:
+    """A sequence a little longer than a program's share is not worth a second program."""
+    return 1 if longest * 4 <= share * 5 else -(-longest // share)
