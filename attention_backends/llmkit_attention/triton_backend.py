@@ -13,7 +13,7 @@ import triton.language as tl
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
 from llmkit_attention.triton_cache import write_kv
 from llmkit_attention.triton_kernels import attention_kernel, combine_kernel
-from llmkit_attention.triton_schedule import IntArray, LayerShape, Launch, launches
+from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, launches
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
 
 INTERPRETED: bool = triton.knobs.runtime.interpret

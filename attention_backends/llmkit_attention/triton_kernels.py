@@ -42,7 +42,15 @@ def _query_block(starts_ptr, block, num_rows, BLOCK_Q: tl.constexpr, ONE_PER_ROW
 
 @triton.jit
 def _key_range(
-    context, length, first, window, least_span, num_splits, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr
+    context,
+    length,
+    first,
+    window,
+    least_span,
+    num_splits,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    W: tl.constexpr,
 ):
     """Keys that a query block sees, lowest..end-1, the aligned start of its first split, and keys per split.
 
@@ -119,7 +127,7 @@ def _attend(
             value = tl.load(cell + part_stride)
         scores = tl.dot(query, tl.trans(key.to(COMPUTE)), input_precision="ieee") * factor
         if CAPPED:
-            # cap * tanh(x) with tanh(x) = 1 - 2 / (exp(2x) + 1); the factors of both exponentials are in `factor`, `cap`.
+            # cap * tanh(x), where tanh(x) = 1 - 2 / (exp(2x) + 1); `factor` and `cap` hold the powers' other factors.
             scores = cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
         if MASKED:
             visible = touched[None, :] & (key_position[None, :] <= position[:, None])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.attention import AttentionBackend
 
 info = PluginInfo(
-    summary="paged attention in Triton for CUDA GPUs: prefill, decode and mixed batches, long sequences split over the GPU",
+    summary="paged attention in Triton for CUDA GPUs: prompts and decodes mixed, long sequences split over the GPU",
     requires=("triton>=3.4",),
     extra="triton",
     rank=10,

@@ -24,7 +24,7 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Of a layer, what scheduling depends on. group_size: query heads per KV head. max_group: of them in one program."""
+    """Of a layer, what scheduling depends on. group_size: query heads per KV head; max_group: so many in a program."""
 
     num_kv_heads: int
     group_size: int

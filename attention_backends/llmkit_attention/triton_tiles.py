@@ -61,22 +61,25 @@ _OTHERS: dict[tuple[int, QueryClass], Tile] = {
     (256, "short"): Tile(64, 32, 4, 2, True),
     (256, "long"): Tile(64, 32, 8, 2, True, 1),
 }
-# Exact float32 has no matrix units: products are unrolled, so small tiles.
-_FLOAT32: dict[QueryClass, Tile] = {
-    "decode": Tile(16, 32, 4, 2, False),
-    "short": Tile(32, 32, 4, 2, True),
-    "long": Tile(32, 32, 4, 2, True),
+# Exact float32 has no matrix units: products are unrolled over registers, so the tiles are small.
+_FLOAT32: dict[tuple[int, QueryClass], Tile] = {
+    (64, "decode"): Tile(16, 32, 4, 2, False),
+    (64, "short"): Tile(32, 32, 4, 2, True),
+    (64, "long"): Tile(32, 32, 4, 2, True),
+    (128, "decode"): Tile(16, 32, 8, 2, False),
+    (128, "short"): Tile(32, 32, 8, 2, True),
+    (128, "long"): Tile(32, 32, 8, 2, True),
+    (256, "decode"): Tile(16, 16, 8, 2, False),
+    (256, "short"): Tile(32, 16, 8, 2, True),
+    (256, "long"): Tile(32, 16, 8, 2, True),
 }
 
 
 def tile_for(padded_head_size: int, query_class: QueryClass, itemsize: int, device: Device) -> Tile:
     """The tile for a head size (a power of two up to 256) and element size in bytes, cut down to the shared memory
     that there is."""
-    if itemsize == 4:
-        tile = _FLOAT32[query_class]
-    else:
-        table = _HOPPER if device.compute_capability[0] == 9 else _OTHERS
-        tile = table[next(size for size in (64, 128, 256) if padded_head_size <= size), query_class]
+    table = _FLOAT32 if itemsize == 4 else _HOPPER if device.compute_capability[0] == 9 else _OTHERS
+    tile = table[next(size for size in (64, 128, 256) if padded_head_size <= size), query_class]
     return _fitted(tile, padded_head_size * itemsize, device.shared_memory)
 
 

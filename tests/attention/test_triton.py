@@ -1,0 +1,78 @@
+"""The `triton` backend where it can run: interpreted, in a process of its own, and on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmkit.hookspecs.attention import AttentionLayer
+from llmkit.testing.attention import SHAPES, TOLERANCE, AttentionTrial, check_attention_backend
+
+pytest.importorskip("triton")
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+def test_under_the_interpreter() -> None:
+    """All of `test_triton_interpreted.py`."""
+    path = Path(__file__).with_name("test_triton_interpreted.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", str(path)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    done = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout
+
+
+class TestOnAGPU:
+    pytestmark = on_gpu
+
+    def test_the_conformance_suite_passes(self) -> None:
+        from llmkit_attention.triton_backend import TritonAttention
+
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        capability = torch.cuda.get_device_capability()
+        assert check_attention_backend(
+            TritonAttention(), device="cuda", dtypes=dtypes, compute_capability=capability
+        ) == 3 * len(SHAPES)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize("head_size", [80, 128, 256])
+    def test_long_contexts_and_large_heads(self, head_size: int, dtype: torch.dtype) -> None:
+        from llmkit_attention.triton_backend import TritonAttention
+
+        layer = AttentionLayer(0, 8, 2, head_size, head_size**-0.5)
+        run = AttentionTrial(TritonAttention(), layer, 16, dtype, dtype, "cuda")
+        for rows in (((0, 500),), ((0, 1), (1, 3)), ((1, 1), (0, 1)), ((0, 60), (1, 1))):
+            assert run.step(rows) < TOLERANCE[dtype]
+
+    def test_a_captured_step_follows_the_lengths_on_the_device(self) -> None:
+        """The host's lengths shape the grid; what is attended to is on the device, and may change between replays."""
+        from llmkit_attention.triton_backend import TritonAttention
+
+        layer, backend = AttentionLayer(0, 8, 2, 64, 0.125), TritonAttention()
+        run = AttentionTrial(backend, layer, 16, torch.float32, torch.float32, "cuda")
+        run.step([(0, 300), (1, 20)])
+        batch = run.pool.step([(0, 1), (1, 1)], "cuda")
+        query, key, value = (torch.randn(2, heads, 64, device="cuda") for heads in (8, 2, 2))
+        expected = backend.forward(layer, query, key, value, run.cache, backend.plan(batch))
+        for longest in (30, 4000):  # planned without splits, and with more than are needed
+            lengths = np.array([longest, 2], dtype=np.int32)
+            plan = backend.plan(replace(batch, seq_lens_np=lengths))
+            backend.forward(layer, query, key, value, run.cache, plan)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = backend.forward(layer, query, key, value, run.cache, plan)
+            output.fill_(torch.nan)
+            graph.replay()
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
