@@ -1,0 +1,233 @@
+"""The deciding half: what is loaded from where, what is stored, and the books of the host tier."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmkit.hookspecs.connector import (
+    FilledBlock,
+    Load,
+    LoadOffer,
+    Retention,
+    SchedulerConnector,
+    SchedulerContext,
+    StepView,
+    TransferPlan,
+    TransferReport,
+    TransferView,
+)
+from llmkit.kv_cache.groups import loadable_blocks
+from llmkit_connectors.offload.block_key import BlockKey, space_of
+from llmkit_connectors.offload.host_index import HostBlock, HostIndex
+from llmkit_connectors.offload.lookups import FileLookups
+from llmkit_connectors.offload.options import OffloadOptions
+from llmkit_connectors.offload.orders import NO_SLOT, LoadedBlock, LoadOrder, Orders, StoredBlock, StoreOrder
+
+_BLOCKS_PER_STORE = 16
+_NOTHING = LoadOffer(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A block on its way into the cache, and the host block that it comes from or also goes to."""
+
+    order: LoadedBlock
+    host: HostBlock | None
+
+
+class _Available:
+    """The contents of one KV group that can be loaded: ready in the host tier, or found as files."""
+
+    def __init__(self, index: HostIndex, group: int, found: Container[bytes] = ()) -> None:
+        self._index = index
+        self._group = group
+        self._found = found
+
+    def __contains__(self, content_hash: object) -> bool:
+        assert isinstance(content_hash, bytes)
+        block = self._index.find(BlockKey(self._group, content_hash))
+        return (block is not None and block.ready) or content_hash in self._found
+
+
+class OffloadScheduler(SchedulerConnector):
+    """Decides for all workers: every worker keeps its part of a block in the same slot."""
+
+    def __init__(self, context: SchedulerContext, options: OffloadOptions, lookups: FileLookups | None) -> None:
+        self._context = context
+        self._layout = context.layout
+        self._options = options
+        self._lookups = lookups
+        self._index = HostIndex(options.num_slots(context.layout.block_bytes), options.eviction)
+        self._epoch = b""
+        self._spaces = self._spaces_of_workers()
+        self._new_loads: list[LoadOrder] = []
+        self._loading: dict[int, list[_Loading]] = {}
+        self._failed: set[int] = set()
+        self._storing: dict[int, list[HostBlock]] = {}
+        self._writing: dict[int, list[HostBlock]] = {}
+        self._counts: Counter[str] = Counter()
+
+    # What can be loaded
+
+    def offer(self, request: TransferView, num_computed_tokens: int) -> LoadOffer | None:
+        size = self._layout.block_size
+        cached, limit = num_computed_tokens // size, (request.num_tokens - 1) // size
+        if limit <= cached:
+            return _NOTHING
+        if self._lookups is not None and self._lookups.is_pending(request.sequence_number):
+            return None
+        hashes = request.block_hashes(limit)
+        groups = range(len(self._layout.groups))
+        in_memory = [_Available(self._index, group) for group in groups]
+        count = loadable_blocks(self._layout, hashes, cached, in_memory)
+        if count < len(hashes) - cached and self._lookups is not None:
+            found = self._lookups.ask(request.sequence_number, self._spaces, hashes[cached:])
+            if found is None:
+                return None
+            anywhere = [_Available(self._index, group, found[group]) for group in groups]
+            count = loadable_blocks(self._layout, hashes, cached, anywhere)
+        return LoadOffer(count * size, asynchronous=True) if count else _NOTHING
+
+    def allocated(self, load: Load) -> None:
+        size = self._layout.block_size
+        first, last = load.first_token // size, (load.first_token + load.num_tokens) // size
+        hashes = load.request.block_hashes(last)
+        wanted = [
+            (BlockKey(group, hashes[column]), table[column])
+            for group, table in enumerate(load.block_ids)
+            for column in range(first, last)
+            if table[column]
+        ]
+        loading = self._sources(wanted)
+        self._loading[load.load_id] = loading
+        self._new_loads.append(LoadOrder(load.load_id, tuple(item.order for item in loading)))
+        if self._lookups is not None:
+            self._lookups.forget(load.request.sequence_number)
+
+    def _sources(self, wanted: Sequence[tuple[BlockKey, int]]) -> list[_Loading]:
+        """Where each block comes from. All slots that are read are taken into use before any is given away."""
+        loading: dict[int, _Loading] = {}
+        for key, block_id in reversed(wanted):  # so that the head of a sequence is the last to leave
+            host = self._index.find(key)
+            if host is not None and host.ready:
+                self._index.acquire(host)
+                self._index.use(key)
+                loading[block_id] = _Loading(LoadedBlock(key, block_id, host.slot, from_file=False), host)
+                self._counts["loaded_from_memory"] += 1
+        for key, block_id in wanted:
+            if block_id not in loading:
+                host = None if self._index.find(key) is not None else self._index.reserve(key)
+                slot = NO_SLOT if host is None else host.slot
+                loading[block_id] = _Loading(LoadedBlock(key, block_id, slot, from_file=True), host)
+                self._counts["loaded_from_files"] += 1
+        return [loading[block_id] for _, block_id in wanted]
+
+    # What a step transfers
+
+    def plan_transfers(self, step: StepView) -> TransferPlan | None:
+        loads, self._new_loads = tuple(self._new_loads), []
+        stores, holds = self._stores(step.filled)
+        if not loads and not stores:
+            return None
+        return TransferPlan(Orders(self._epoch, tuple(stores), loads), holds)
+
+    def _stores(self, filled: Sequence[FilledBlock]) -> tuple[list[StoreOrder], Mapping[int, Sequence[int]]]:
+        if not filled:
+            return [], {}
+        taken: list[tuple[FilledBlock, HostBlock]] = []
+        pending = sum(map(len, self._storing.values()))
+        for block in sorted(filled, key=lambda block: block.group):
+            key = BlockKey(block.group, block.block_hash)
+            if self._index.find(key) is not None:
+                continue
+            full = pending + len(taken) >= self._options.max_pending_blocks
+            host = None if full else self._index.reserve(key)
+            if host is None:
+                self._counts["dropped"] += 1
+            else:
+                taken.append((block, host))
+        self._counts["stored_in_memory"] += len(taken)
+        stores, holds = [], {}
+        for start in range(0, len(taken), _BLOCKS_PER_STORE):
+            some = taken[start : start + _BLOCKS_PER_STORE]
+            order = self._store(some)
+            stores.append(order)
+            holds[order.hold_id] = [block.block_id for block, _ in some]
+            if order.write_id is not None:
+                holds[order.write_id] = []
+        return stores, holds
+
+    def _store(self, some: Sequence[tuple[FilledBlock, HostBlock]]) -> StoreOrder:
+        hosts = [host for _, host in some]
+        hold_id, write_id = self._context.new_id(), None
+        self._storing[hold_id] = hosts
+        if self._lookups is not None and self._may_write(len(hosts)):
+            write_id = self._context.new_id()
+            self._writing[write_id] = hosts
+            for host in hosts:
+                self._index.acquire(host)
+        return StoreOrder(
+            hold_id, write_id, tuple(StoredBlock(host.key, block.block_id, host.slot) for block, host in some)
+        )
+
+    def _may_write(self, num_blocks: int) -> bool:
+        """Whether so many blocks more may be on their way to files, where they cannot leave the host memory."""
+        pending = sum(map(len, self._writing.values()))
+        if pending and pending + num_blocks > min(self._options.max_pending_blocks, self._index.num_slots // 2):
+            self._counts["dropped_writes"] += num_blocks
+            return False
+        return True
+
+    # What has become of it
+
+    def update(self, report: TransferReport) -> None:
+        self._failed |= report.failed_blocks
+        for hold_id in report.released:
+            for host in self._storing.get(hold_id, ()):
+                host.ready = True
+            for host in self._storing.pop(hold_id, []) + self._writing.pop(hold_id, []):
+                self._index.release(host)
+        for load_id in report.loaded:
+            for item in self._loading.pop(load_id, []):
+                self._end(item)
+
+    def _end(self, item: _Loading) -> None:
+        failed = item.order.block_id in self._failed
+        self._failed.discard(item.order.block_id)
+        if failed:
+            self._counts["failed_loads"] += 1
+            if item.order.from_file and self._lookups is not None:
+                self._lookups.distrust(item.order.key)
+        if item.host is None:
+            return
+        if failed:
+            self._index.fail(item.host)
+        else:
+            item.host.ready = True
+        self._index.release(item.host)
+
+    def request_finished(self, request: TransferView, block_ids: Sequence[Sequence[int]]) -> Retention:  # noqa: ARG002
+        if self._lookups is not None:
+            self._lookups.forget(request.sequence_number)
+        for content_hash in reversed(request.block_hashes()):
+            for group in range(len(self._layout.groups)):
+                self._index.refresh(BlockKey(group, content_hash))
+        return Retention()
+
+    def reset(self) -> None:
+        self._index.clear()
+        self._epoch = os.urandom(16)
+        self._spaces = self._spaces_of_workers()
+        if self._lookups is not None:
+            self._lookups.clear()
+
+    def close(self) -> None:
+        if self._lookups is not None:
+            self._lookups.close()
+
+    def _spaces_of_workers(self) -> list[bytes]:
+        size = self._context.world_size
+        return [space_of(self._context.fingerprint, rank, size, self._epoch) for rank in range(size)]
