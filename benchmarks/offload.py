@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from llmkit import LLM, SamplingParams
+from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit_connectors.offload.block_key import BlockKey, space_of
 from llmkit_connectors.offload.cache_blocks import cache_blocks
 from llmkit_connectors.offload.file_tier import FileTier
 from llmkit_connectors.offload.folder import Folder
 from llmkit_connectors.offload.host_memory import HostMemory
-
-from llmkit import LLM, SamplingParams
-from llmkit.kv_cache.layout import KVCacheLayout
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 

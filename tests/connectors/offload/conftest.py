@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_connectors.offload.block_key import BlockKey, space_of
-from llmkit_connectors.offload.connector import OffloadConnector
-from llmkit_connectors.offload.options import OffloadOptions
 
 from llmkit.hookspecs.connector import FilledBlock, Load, SchedulerContext, TransferReport, WorkerContext
 from llmkit.kv_cache.hashing import block_hashes
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit_connectors.offload.block_key import BlockKey, space_of
+from llmkit_connectors.offload.connector import OffloadConnector
+from llmkit_connectors.offload.options import OffloadOptions
 
 PAYLOAD_BYTES = 1000
 SPACE = space_of("a model", 0, 1)

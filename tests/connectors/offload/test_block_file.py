@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from llmkit_connectors.offload.block_file import DamagedBlock, check, header_bytes, make_header
 
 SPACE, HASH = b"s" * 32, b"h" * 32

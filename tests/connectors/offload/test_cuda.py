@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_connectors.offload.cache_blocks import DeviceCacheBlocks, cache_blocks
-from llmkit_connectors.offload.host_memory import HostMemory
 
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit_connectors.offload.cache_blocks import DeviceCacheBlocks, cache_blocks
+from llmkit_connectors.offload.host_memory import HostMemory
 
 pytestmark = [
     pytest.mark.gpu,

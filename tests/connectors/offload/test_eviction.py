@@ -4,6 +4,7 @@ import random
 from collections import OrderedDict
 
 import pytest
+
 from llmkit_connectors.offload.eviction import AdaptiveReplacement, EvictionPolicy, LeastRecentlyUsed, make_policy
 
 

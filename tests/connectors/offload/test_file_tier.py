@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from llmkit_connectors.offload.block_file import header_bytes
 from llmkit_connectors.offload.block_key import space_of
 from llmkit_connectors.offload.file_tier import FileTier, StoreOutcome

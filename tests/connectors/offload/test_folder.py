@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from llmkit_connectors.offload.folder import Folder
 from llmkit_connectors.offload.media import open_medium
 

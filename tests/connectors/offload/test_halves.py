@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from llmkit_connectors.offload.file_tier import FileTier
 
 from llmkit.hookspecs.connector import Load
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit_connectors.offload.file_tier import FileTier
 
 MakeRig = Callable[..., Any]
 PROMPT = list(range(1, 42))  # ten full blocks of four tokens, and one token

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from llmkit_connectors.offload.block_key import BlockKey
 from llmkit_connectors.offload.host_index import HostBlock, HostIndex
 

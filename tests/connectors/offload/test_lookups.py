@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+
 from llmkit_connectors.offload.block_key import BlockKey
 from llmkit_connectors.offload.lookups import FileLookups
 
