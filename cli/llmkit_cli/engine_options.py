@@ -136,3 +136,6 @@ def print_dry_run(engine: dict[str, Any], **more: Any) -> None:
     typer.echo(f"  {plan.report.memory.describe()}")
     tokens = (plan.layout.num_blocks - 1) * plan.layout.block_size
     typer.echo(f"  The cache holds {tokens} tokens in blocks of {plan.layout.block_size}.")
+    if plan.layout.num_host_blocks:
+        size = plan.layout.num_host_blocks * plan.report.memory.block_bytes / 2**30
+        typer.echo(f"  Preempted requests are swapped out to {size:.2f} GiB of host memory.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -132,11 +133,14 @@ class TestInterruptsAnywhere:
     """An interrupt may strike anywhere: no request may get a wrong answer, wait for ever or keep blocks."""
 
     STEPS = 4
+    STRIDE = 28
+    LIMITS: ClassVar = {"num_blocks": 10, "max_num_seqs": 3, "max_num_batched_tokens": 16}
+
+    def policy(self):
+        return FcfsPolicy()
 
     def engine(self, depth):
-        run = SchedulingHarness(
-            FcfsPolicy(), num_blocks=10, max_num_seqs=3, max_num_batched_tokens=16, max_concurrent_steps=depth
-        )
+        run = SchedulingHarness(self.policy(), max_concurrent_steps=depth, **self.LIMITS)
         for number, n in enumerate((1, 3, 1)):
             run.add(f"old{number}", [number % 2] * (5 + number), 6, n=n)
         return run
@@ -149,7 +153,7 @@ class TestInterruptsAnywhere:
     @pytest.mark.parametrize("first", range(7))
     def test_every_request_ends_and_the_next_ones_are_answered(self, depth, first):
         _, lines = interrupted(lambda: self.advance(self.engine(depth)), 10**9)
-        for line in range(first + 1, lines, 28):
+        for line in range(first + 1, lines, self.STRIDE):
             run = self.engine(depth)
             was_interrupted, _ = interrupted(lambda run=run: self.advance(run), line)
             if not was_interrupted:
@@ -159,6 +163,7 @@ class TestInterruptsAnywhere:
             stats = run.core.stats()
             assert not run.core.has_work(), line
             assert (stats.num_unfinished, stats.num_free_blocks) == (0, stats.num_blocks), line
+            assert stats.num_free_host_blocks == stats.num_host_blocks, line
             run.scheduler.check_integrity()
             run.executor.violations.clear()
             run.requests.clear(), run.answers.clear(), run.finished.clear()
@@ -181,6 +186,26 @@ class TestInterruptsAnywhere:
         run.add("a", [1], 4)
         run.run()
         assert run.answers["a", 0].finish_reason == "length"
+
+
+class TestInterruptsWhileSwapping(TestInterruptsAnywhere):
+    """The same with blocks on their way to the host and back."""
+
+    STEPS = 7
+    STRIDE = 140
+    LIMITS: ClassVar = {"num_blocks": 6, "max_num_seqs": 3, "max_num_batched_tokens": 16, "num_host_blocks": 12}
+
+    def policy(self):
+        policy = FcfsPolicy()
+        policy.preemption = "swap"
+        return policy
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_blocks_are_swapped_in_this_scenario(self, depth):
+        run = self.engine(depth)
+        self.advance(run)
+        assert run.executor.num_swapped_out
+        assert run.executor.num_swapped_in
 
 
 class TestObservers:

@@ -174,6 +174,8 @@ class Driver:
         self._added: list[AddedRow] = []
         self._removed: list[int] = []
         self._copies: list[tuple[int, int]] = []
+        self.swaps_out: list[tuple[int, int]] = []
+        self.swaps_in: list[tuple[int, int]] = []
         self._step = 0
 
     def add(
@@ -226,8 +228,11 @@ class Driver:
             # Rows that enter carry their blocks with them.
             block_updates=[u for u in updates if u.slot not in entering],
             block_copies=self._copies,
+            swaps_out=self.swaps_out,
+            swaps_in=self.swaps_in,
             removed_slots=self._removed,
         )
+        self.swaps_out, self.swaps_in = [], []
         self._added, self._removed, self._copies = [], [], []
         self._step += 1
         result = self.runner.execute(plan)
@@ -262,11 +267,13 @@ def make_driver(
     block_size: int = 4,
     page_size: int = 4,
     num_blocks: int = 400,
+    num_host_blocks: int = 0,
     device: str = "cpu",
 ) -> Driver:
     model = TinyModel(windows, device=device)
     groups = kv_groups(model.attention, torch.float32)
-    return Driver(model, KVCacheLayout(groups, num_blocks, block_size, page_size))
+    layout = KVCacheLayout(groups, num_blocks, block_size, page_size, num_host_blocks=num_host_blocks)
+    return Driver(model, layout)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from llmkit.config.sections import KVCacheConfig
 from llmkit.errors import OutOfMemoryError
-from llmkit.execution.memory import GIB, MIB, CacheNeeds, MemoryUse, plan_memory, readable
+from llmkit.execution.memory import GIB, MIB, CacheNeeds, MemoryUse, plan_host_blocks, plan_memory, readable
 
 USE = MemoryUse(
     total=16 * GIB,
@@ -89,3 +89,32 @@ def test_a_small_pool_may_be_set_on_purpose():
 )
 def test_readable(size, text):
     assert readable(size) == text
+
+
+class TestHostBlocks:
+    PLAN = plan_memory(USE, NEEDS, KVCacheConfig())
+
+    @pytest.mark.parametrize(
+        ("setting", "free", "blocks"),
+        [
+            (None, 64 * GIB, 4 * 1024),  # 4 GiB
+            (None, 2 * GIB, 512),  # a quarter of what is free
+            (None, -GIB, 0),
+            (0, 64 * GIB, 0),
+            (0.5, GIB, 512),
+            (20, 64 * GIB, 20 * 1024),
+        ],
+    )
+    def test_sizes(self, setting, free, blocks):
+        assert plan_host_blocks(setting, self.PLAN, free) == blocks
+
+    def test_by_default_no_more_than_the_cache(self):
+        small = plan_memory(USE, NEEDS, KVCacheConfig(num_blocks=7))
+        assert plan_host_blocks(None, small, 64 * GIB) == 7
+
+    def test_more_than_is_free_is_refused(self):
+        with pytest.raises(OutOfMemoryError, match=r"swap_space_gib asks for 9\.00 GiB of host memory, but only 8\.00"):
+            plan_host_blocks(9, self.PLAN, 8 * GIB)
+
+    def test_a_model_without_attention_has_nothing_to_swap(self):
+        assert plan_host_blocks(1, dataclasses.replace(self.PLAN, block_bytes=0), 8 * GIB) == 0

@@ -54,9 +54,9 @@ def sequence():
 
 @pytest.fixture
 def make_layout():
-    def make(num_blocks=9, block_size=4, windows=(None,), prefix_caching=True) -> KVCacheLayout:
+    def make(num_blocks=9, block_size=4, windows=(None,), prefix_caching=True, num_host_blocks=0) -> KVCacheLayout:
         groups = tuple(KVGroup(KVSpec(1, 8, torch.float32, window), (layer,)) for layer, window in enumerate(windows))
-        return KVCacheLayout(groups, num_blocks, block_size, block_size, prefix_caching)
+        return KVCacheLayout(groups, num_blocks, block_size, block_size, prefix_caching, num_host_blocks)
 
     return make
 

@@ -65,6 +65,7 @@ class ManagerMachine(RuleBasedStateMachine):
         blocks_per_group=st.sampled_from([2, 4, 9, 17, 26, 40]),
         block_size=st.sampled_from([1, 2, 3, 4]),
         caching=st.sampled_from([True, True, True, False]),
+        host_blocks=st.sampled_from([0, 3, 8, 60]),
         prompt=PROMPTS,
     )
     def start(
@@ -73,11 +74,12 @@ class ManagerMachine(RuleBasedStateMachine):
         blocks_per_group: int,
         block_size: int,
         caching: bool,
+        host_blocks: int,
         prompt: list[int],
     ) -> None:
         groups = tuple(KVGroup(KVSpec(1, 8, torch.float32, window), (i,)) for i, window in enumerate(windows))
         num_blocks = 1 + blocks_per_group * len(windows)
-        layout = KVCacheLayout(groups, num_blocks, block_size, block_size, caching)
+        layout = KVCacheLayout(groups, num_blocks, block_size, block_size, caching, host_blocks)
         self.windows, self.size, self.caching = windows, block_size, caching
         self.mirror: set[tuple[int, bytes]] = set()
         self.manager = KVCacheManager(layout, max_model_len=MAX_MODEL_LEN, on_event=self.on_event)
@@ -86,6 +88,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count = self.last_reset = 0
         self.waiting = [Sequence(self.new_id(), prompt)]
         self.running: list[Sequence] = []
+        self.swapped: list[Sequence] = []
+        self.host: dict[tuple[int, int], tuple[object, ...]] = {}
 
     def on_event(self, event: KVEvent) -> None:
         """What a mirror of the cache would know."""
@@ -295,6 +299,60 @@ class ManagerMachine(RuleBasedStateMachine):
         seq.written = seq.committed = 0
         self.waiting.append(seq)
 
+    def carry_out_copies(self) -> None:
+        """What the next step does before anything else."""
+        out, back = self.manager.swap_space.take_copies()
+        for pairs, source, target in (
+            (out, self.memory, self.host),
+            ([(host, block) for block, host in back], self.host, self.memory),
+        ):
+            for read, written in pairs:
+                for offset in range(self.size):
+                    target.pop((written, offset), None)
+                    if (read, offset) in source:
+                        target[written, offset] = source[read, offset]
+
+    @precondition(lambda self: any(seq.written for seq in self.running))
+    @rule(data=st.data(), at_once=st.booleans())
+    def swap_out(self, data: st.DataObject, at_once: bool) -> None:
+        """`at_once`: the copies are carried out before another sequence follows; anyway before anything is written."""
+        seq = data.draw(st.sampled_from([seq for seq in self.running if seq.written]))
+        before, space = self.state(), self.manager.swap_space
+        free = space.num_free
+        if not self.manager.swap_out(seq, seq.written):
+            assert self.state() == before
+            assert free == space.num_free < -(-seq.written // self.size) * len(self.windows)
+            return
+        self.running.remove(seq)
+        self.swapped.append(seq)
+        if not at_once and self.running:
+            self.swap_out(data, at_once=True)
+        self.carry_out_copies()
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.swapped))
+        upto = min(MAX_MODEL_LEN, seq.written + data.draw(st.integers(0, 5)))
+        before = self.state()
+        if not self.manager.swap_in(seq, upto):
+            assert self.state() == before
+            assert self.manager.num_free_blocks < -(-upto // self.size) * len(self.windows)
+            return
+        self.swapped.remove(seq)
+        self.running.append(seq)
+        self.carry_out_copies()
+        seq.committed = seq.written  # a sequence comes back only after all its steps have been done
+        seq.token_ids += [1] * (upto - seq.num_tokens)
+        self.compute(seq, upto)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def abort_swapped(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.swapped))
+        self.swapped.remove(seq)
+        self.manager.swap_space.drop(seq.sequence_id)
+
     @precondition(lambda self: len(self.waiting) > 2)
     @rule(data=st.data())
     def abort_waiting(self, data: st.DataObject) -> None:
@@ -309,7 +367,9 @@ class ManagerMachine(RuleBasedStateMachine):
         if free_all:
             while self.running:
                 self.manager.free(self.running.pop())
-        in_use = self.manager.num_free_blocks < self.manager.num_blocks
+            while self.swapped:
+                self.manager.swap_space.drop(self.swapped.pop().sequence_id)
+        in_use = bool(self.swapped) or self.manager.num_free_blocks < self.manager.num_blocks
         before = self.state()
         assert self.manager.reset_prefix_cache() == (not in_use)
         if in_use:
@@ -346,7 +406,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if hasattr(self, "manager"):
             for seq in (*self.running, *self.waiting):
                 self.manager.free(seq)
+            for seq in self.swapped:
+                self.manager.swap_space.drop(seq.sequence_id)
             self.manager.check_integrity()
+            assert self.manager.swap_space.num_free == self.manager.swap_space.num_blocks
             assert self.manager.num_free_blocks == self.manager.num_blocks
             assert self.manager.reset_prefix_cache()
 

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from llmkit.errors import PluginError
 from llmkit.hookspecs.scheduler import Load
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.request import RequestGroup
@@ -51,14 +50,6 @@ def test_an_honest_policy_is_followed():
     queue.remove(requests[1])
     assert drain(queue) == [requests[2], requests[0]]
     assert queue.num_faults == 0
-
-
-def test_swapping_is_refused():
-    class Swapping(FcfsPolicy):
-        preemption = "swap"
-
-    with pytest.raises(PluginError, match="Swapping asks for preemption 'swap'"):
-        GuardedQueue(Swapping())
 
 
 @pytest.mark.parametrize("seed", range(20))

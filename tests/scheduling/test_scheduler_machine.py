@@ -31,6 +31,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "enable_prefix_caching": st.booleans(),
         "enable_chunked_prefill": st.sampled_from([True, True, False]),
         "windows": st.sampled_from([(None,), (None,), (None, 6), (3,)]),
+        "num_host_blocks": st.sampled_from([0, 3, 10, 60]),
     }
 )
 
@@ -49,6 +50,12 @@ class SmallChunks(PriorityPolicy):
 
     def admit(self, request, load):
         return load.num_running < 1 + request.sequence_number % 3
+
+
+def swapping(policy, wanted=True):
+    """The same policy, which preempts by swap."""
+    policy.preemption = "swap" if wanted else "recompute"
+    return policy
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -138,6 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.harness.scheduler
         holding = any(request.status is RequestStatus.RUNNING for request in scheduler.running.snapshot())
         assert self.harness.core.reset_prefix_cache() is not holding
+        stats = self.harness.core.stats()
+        assert holding or stats.num_free_host_blocks == stats.num_host_blocks
         scheduler.check_integrity()
 
     def teardown(self):
@@ -173,7 +182,8 @@ def machine(name, policy):
 
 
 TestFcfs = machine("Fcfs", lambda _: FcfsPolicy())
+TestSwapping = machine("Swapping", lambda _: swapping(FcfsPolicy()))
 TestPriority = machine("Priority", lambda seed: PriorityPolicy(None if seed % 2 else 2.0))
-TestSeparate = machine("Separate", lambda _: SeparateFcfs())
-TestSmallChunks = machine("SmallChunks", lambda _: SmallChunks())
-TestHostile = machine("Hostile", HostilePolicy)
+TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 2))
+TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
+TestHostile = machine("Hostile", lambda seed: swapping(HostilePolicy(seed), seed % 2))

@@ -99,6 +99,13 @@ class KVCacheConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Type of the cached keys and values; auto: the model's."
     )
+    swap_space_gib: float | None = Field(
+        default=None,
+        ge=0,
+        description="Host memory in GiB for the blocks of preempted requests, where the scheduling policy preempts by "
+        "swap; 0: none, they are computed again. Default: as much as the cache, at most 4 and at most a quarter of "
+        "the free memory.",
+    )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse blocks of earlier requests with the same prefix."
     )

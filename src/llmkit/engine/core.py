@@ -174,6 +174,10 @@ class EngineCore:
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             plugin_faults=self._breakers.counts(),
+            num_swaps=scheduler.num_swaps,
+            num_swaps_missed=scheduler.num_swaps_missed,
+            num_host_blocks=kv.num_host_blocks,
+            num_free_host_blocks=kv.num_free_host_blocks,
         )
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from llmkit.registry import Registry, detect_environment
 
 if TYPE_CHECKING:
     from llmkit.engine.core import EngineCore
+    from llmkit.execution.memory import MemoryPlan
     from llmkit.execution.setup import LoadProgress, WorkerReport
     from llmkit.frontend.model_source import ModelSource
     from llmkit.frontend.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
     max_concurrent_steps = _concurrent_steps(config, executor)
     try:
         report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
-        layout = layout_of(report, config)
+        layout = layout_of(report, config, swap=policy.preemption == "swap")
         executor.allocate(layout)
         calls = prepared.registry.calls
         policy_breaker = breakers.of("scheduler", prepared.registry.chosen("scheduler").name)
@@ -150,7 +151,7 @@ def plan_engine(config: EngineConfig, registry: Registry | None = None) -> DryRu
     from llmkit.execution.worker import Worker
 
     prepared = prepare_model(config, registry)
-    _policy(prepared)
+    swap = _policy(prepared).preemption == "swap"
     build_connector(prepared.config, prepared.registry, prepared.environment)
     _executor(prepared).close()
     worker = Worker(WorkerSetup(prepared.config, prepared.source, prepared.registry))
@@ -158,11 +159,15 @@ def plan_engine(config: EngineConfig, registry: Registry | None = None) -> DryRu
         report = worker.dry_run()
     finally:
         worker.close()
-    return DryRun(prepared.config, prepared.source, prepared.registry, report, layout_of(report, prepared.config))
+    layout = layout_of(report, prepared.config, swap=swap)
+    return DryRun(prepared.config, prepared.source, prepared.registry, report, layout)
 
 
-def layout_of(report: WorkerReport, config: EngineConfig) -> KVCacheLayout:
-    """The cache's layout. Raises OutOfMemoryError if not a single usable block fits: block 0 is never handed out."""
+def layout_of(report: WorkerReport, config: EngineConfig, *, swap: bool) -> KVCacheLayout:
+    """The cache's layout. swap: with swap space on the host.
+
+    Raises OutOfMemoryError if not a single usable block fits (block 0 is never handed out), or not the swap space.
+    """
     memory = report.memory
     if memory.num_blocks < 2:
         raise OutOfMemoryError(
@@ -177,7 +182,19 @@ def layout_of(report: WorkerReport, config: EngineConfig) -> KVCacheLayout:
         block_size=report.block_size,
         page_size=report.page_size,
         enable_prefix_caching=config.kv_cache.enable_prefix_caching,
+        num_host_blocks=_host_blocks(memory, config) if swap else 0,
     )
+
+
+def _host_blocks(memory: MemoryPlan, config: EngineConfig) -> int:
+    from llmkit.execution.measuring import host_memory
+    from llmkit.execution.memory import plan_host_blocks
+
+    if config.execution.device == "cpu":
+        free = memory.total - memory.other - memory.weights - memory.activations - memory.cache
+    else:
+        free = host_memory().free
+    return plan_host_blocks(config.kv_cache.swap_space_gib, memory, free)
 
 
 def _policy(prepared: PreparedModel) -> SchedulerPolicy:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from llmkit.errors import PluginError
+from llmkit.execution.host_blocks import HostBlocks
 from llmkit.execution.lazy_memory import lazy_zeros
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class KVTensors:
     """`layers[i]` is the cache of attention layer i, of the shape that the backend asked for.
 
     Layers of different groups share storage, as `KVCacheLayout` says: a block id means the same bytes to all.
-    On the CPU, memory is committed when a block is first written.
+    On the CPU, memory is committed when a block is first written. The swap space on the host belongs to it.
     """
 
     def __init__(self, layout: KVCacheLayout, backend: AttentionBackend, device: torch.device) -> None:
@@ -32,6 +33,8 @@ class KVTensors:
         }
         self._block_bytes = block_bytes(layout, backend)
         self._storages = [_zeros(layout.num_blocks * self._block_bytes, device) for _ in range(layout.num_tensors)]
+        self._blocks = [storage.view(-1, self._block_bytes) for storage in self._storages]
+        self._host = HostBlocks(layout.num_host_blocks, self._block_bytes, len(self._blocks), device)
         group_of, tensor_of = layout.group_of_layer(), layout.tensor_of_layer()
         self.layers = [
             _view(self._storages[tensor_of[layer]], layout.groups[group_of[layer]].spec.dtype, shapes[group_of[layer]])
@@ -54,11 +57,17 @@ class KVTensors:
             return
         self._copy(sources, destinations)
 
+    def swap(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        """Copy (device block, host block) pairs: first those that go `out` to the host, then those that come `back`."""
+        if out:
+            self._host.swap_out(self._blocks, out)
+        if back:
+            self._host.swap_in(self._blocks, back)
+
     def _copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        for storage in self._storages:
-            blocks = storage.view(-1, self._block_bytes)
-            source = torch.tensor(sources, device=storage.device)
-            blocks[torch.tensor(destinations, device=storage.device)] = blocks[source]
+        for blocks in self._blocks:
+            source = torch.tensor(sources, device=blocks.device)
+            blocks[torch.tensor(destinations, device=blocks.device)] = blocks[source]
 
 
 def block_bytes(layout: KVCacheLayout, backend: AttentionBackend) -> int:

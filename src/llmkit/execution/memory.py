@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
+_MOST_SWAP_SPACE = 4 * GIB  # unless more is asked for: it is pinned, which takes about a second a gigabyte
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,26 @@ def plan_memory(use: MemoryUse, needs: CacheNeeds, cache: KVCacheConfig) -> Memo
     if blocks < needs.blocks_per_sequence + 1:
         raise OutOfMemoryError(_shortage(plan, needs), hint=_advice(use, needs, blocks))
     return plan
+
+
+def plan_host_blocks(swap_space_gib: float | None, plan: MemoryPlan, free: int) -> int:
+    """How many blocks of host memory preempted sequences can be swapped out to.
+
+    swap_space_gib: the setting; None: as much as the cache, at most 4 GiB and a quarter of what is free. free: bytes of
+    host memory that nothing else is meant for. Raises OutOfMemoryError if a size that was set is not there.
+    """
+    if not plan.block_bytes:
+        return 0
+    if swap_space_gib is None:
+        size = min(plan.cache, _MOST_SWAP_SPACE, max(0, free) // 4)
+    else:
+        size = int(swap_space_gib * GIB)
+        if size > free:
+            raise OutOfMemoryError(
+                f"swap_space_gib asks for {readable(size)} of host memory, but only {readable(max(0, free))} are free.",
+                hint="Lower swap_space_gib; 0 does without.",
+            )
+    return size // plan.block_bytes
 
 
 def _checked_size(use: MemoryUse, needs: CacheNeeds, blocks: int, reason: str) -> MemoryPlan:

@@ -104,6 +104,7 @@ class ModelRunner:
             self._prompt_scorer.add(row)
         for change in plan.block_updates:
             self._batch.update(change)
+        self._kv.swap(plan.swaps_out, plan.swaps_in)
         self._kv.copy_blocks(plan.block_copies)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:

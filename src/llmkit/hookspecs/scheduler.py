@@ -51,7 +51,10 @@ class RequestView(Protocol):
         ...
 
     @property
-    def num_computed_tokens(self) -> int: ...
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values the engine has; while the request waits: 0, unless it was swapped out."""
+        ...
+
     @property
     def num_output_tokens(self) -> int: ...
     @property
@@ -75,7 +78,8 @@ class Load:
 class SchedulerPolicy(ABC):
     """The waiting queue and three choices. Called from the engine's step loop only, never concurrently.
 
-    `preemption` says what happens to a victim's blocks; the core knows "recompute" (freed, computed again).
+    `preemption` says what happens to a victim's blocks: "recompute" (freed, computed again) or "swap" (copied to host
+    memory and back; where there is no room for them, computed again).
     `mixes_prefill_and_decode = False` keeps prefill chunks and decode tokens in different steps, prefill first.
     """
 

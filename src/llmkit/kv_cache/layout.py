@@ -40,7 +40,8 @@ class KVCacheLayout:
     (the null block, for positions that a sliding window has left behind). There are `num_tensors` tensors,
     each of num_blocks * block_size tokens; the i-th layer of every group uses tensor i, so a block id means
     the same storage in every group and is owned by one group at a time. page_size: the kernel's page in
-    tokens; block_size is a multiple of it.
+    tokens; block_size is a multiple of it. num_host_blocks: blocks of host memory to which preempted sequences can be
+    swapped out, numbered from 0.
     """
 
     groups: tuple[KVGroup, ...]
@@ -48,6 +49,7 @@ class KVCacheLayout:
     block_size: int
     page_size: int
     enable_prefix_caching: bool = True
+    num_host_blocks: int = 0
 
     @property
     def num_tensors(self) -> int:

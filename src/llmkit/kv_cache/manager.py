@@ -7,6 +7,7 @@ Called by the scheduler only, from one thread. The order in the life of a sequen
     commit(seq, num_computed_tokens)    after each step: full blocks become findable, the window moves on
     fork(parent, child, num_tokens)     any time after the commit of these tokens
     free(seq)                           at the end or on preemption
+    swap_out(seq, num_computed_tokens)  instead of `free`, on preemption; swap_in(seq, num_tokens) brings it back
 
 Content is findable only after the commit of the step that computed it, so an aborted or preempted sequence
 leaves nothing behind that was never filled.
@@ -25,6 +26,7 @@ from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.kv_cache.prefix_cache import FilledListener, PrefixCache, PrefixHit
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
 from llmkit.kv_cache.stats import KVCacheStats
+from llmkit.kv_cache.swap_space import BlockPair, SwapSpace
 
 TableUpdate = tuple[int, int, list[int]]
 """(group, first column, block ids): columns that were appended to a table."""
@@ -61,6 +63,7 @@ class KVCacheManager:
         self._max_capacity = -(-max_model_len // layout.block_size) * layout.block_size
         self._sequences: dict[str, SequenceBlocks] = {}
         self._held: Counter[int] = Counter()
+        self.swap_space = SwapSpace(layout.num_host_blocks)
         self._queries = self._query_tokens = self._hit_tokens = 0
 
     # Prefix cache
@@ -76,10 +79,10 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content and emit `AllBlocksCleared`.
 
-        False, with nothing changed, while any sequence holds blocks: what they hold would otherwise become
-        findable again in part, after the caller was told that nothing old is left.
+        False, with nothing changed, while any sequence holds blocks, here or on the host: what they hold would
+        otherwise become findable again in part, after the caller was told that nothing old is left.
         """
-        if self._pool.num_free != self._pool.num_blocks - 1:
+        if self._pool.num_free != self._pool.num_blocks - 1 or len(self.swap_space):
             return False
         self._pool.forget()
         self._reporter.cleared()
@@ -209,6 +212,59 @@ class KVCacheManager:
         if state is not None:
             self._pool.release(state.tail_first())
 
+    def swap_out(self, seq: CacheableSequence, num_computed_tokens: int) -> bool:
+        """Give back the blocks of `seq` and have the next plan copy what they hold to the host, before anything
+        writes them again.
+
+        num_computed_tokens: tokens that are in the cache once all steps before that plan are done, committed or not.
+        False, with nothing changed, if the host has no room. Raises ValueError if `seq` has no blocks.
+        """
+        state = self._state(seq)
+        if not self.swap_space.store(seq.sequence_id, state, num_computed_tokens, self.block_size):
+            return False
+        self.free(seq)
+        return True
+
+    def swap_in(self, seq: CacheableSequence, num_tokens: int) -> bool:
+        """Blocks for the first `num_tokens` tokens of a swapped sequence; the next plan fills them from the host.
+
+        What the index still finds is shared instead of copied. False, with nothing changed, if the free blocks do
+        not suffice. Raises ValueError if `seq` was not swapped out.
+        """
+        saved = self.swap_space.get(seq.sequence_id)
+        if saved is None:
+            raise ValueError(f"sequence {seq.sequence_id} has not been swapped out")
+        columns = max(self._columns(seq, num_tokens), self._columns(seq, saved.num_computed))
+        hashes = [] if saved.chain is None else saved.chain.hashes[: saved.num_committed]
+        tables = tuple(
+            [NULL_BLOCK] * first + [index.get(block_hash, NULL_BLOCK) for block_hash in hashes[first:]]
+            for first, index in zip(saved.first_kept, self._pool.indices, strict=True)
+        )
+        found = [block for table in tables for block in table if block]
+        missing = columns * len(tables) - sum(saved.first_kept) - len(found)
+        if missing + self._pool.count_free(found) > self._pool.num_free:
+            return False
+        self._pool.acquire(found)
+        new = iter(self._pool.take(missing))
+        copies: list[BlockPair] = []
+        for table, first, hosts in zip(tables, saved.first_kept, saved.tables, strict=True):
+            table += [NULL_BLOCK] * (columns - len(table))
+            for column in range(first, columns):
+                if not table[column]:
+                    table[column] = next(new)
+                    if column - first < len(hosts):
+                        copies.append((table[column], hosts[column - first]))
+        self.swap_space.load(seq.sequence_id, copies)
+        state = SequenceBlocks(
+            tables, columns * self.block_size, saved.num_computed, saved.num_committed, saved.first_kept, saved.chain
+        )
+        self._sequences[seq.sequence_id] = state
+        self._set_next_commit(state)
+        if copies and saved.chain is not None:
+            state.republish, state.next_commit = True, 0
+        self._reporter.flush()
+        return True
+
     def block_ids(self, seq: CacheableSequence) -> tuple[list[int], ...]:
         """The block table of `seq` in each group, as lists of the caller's own. Raises ValueError if it has
         none."""
@@ -286,6 +342,8 @@ class KVCacheManager:
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
             num_evictions=self._pool.num_evictions,
+            num_host_blocks=self.swap_space.num_blocks,
+            num_free_host_blocks=self.swap_space.num_free,
         )
 
     def check_integrity(self) -> None:
@@ -301,6 +359,10 @@ class KVCacheManager:
                     if owner.setdefault(block, group) != group:
                         raise IntegrityError(f"block {block} is held by groups {owner[block]} and {group}")
         self._pool.check_integrity(holders)
+        self.swap_space.check_integrity()
+        both = [name for name in self._sequences if self.swap_space.get(name) is not None]
+        if both:
+            raise IntegrityError(f"sequence {both[0]} has blocks and is swapped out as well")
 
     # Steps of the above
 

@@ -105,6 +105,8 @@ class PrefixCache:
     def publish(self, seq: CacheableSequence, state: SequenceBlocks, chain: HashChain) -> None:
         """Make the blocks that were filled since the last time findable."""
         first, full = state.num_committed, state.num_computed // self._hasher.block_size
+        if state.republish:
+            first, state.republish = 0, False
         if full <= first:
             return
         chain.extend(seq.token_ids, full)

@@ -39,7 +39,8 @@ class SequenceBlocks:
     that the tables have room for. num_computed: tokens whose keys and values are in the cache, as of the last
     commit. num_committed: leading blocks that were offered to the index. first_kept: per group, leading
     columns that are null because the window has left them. chain: hashes, None with prefix caching off.
-    next_commit: until this many tokens are computed, a commit has nothing to do.
+    next_commit: until this many tokens are computed, a commit has nothing to do. republish: the next commit offers all
+    committed blocks to the index again, because some came back from the host and are not findable.
     """
 
     tables: tuple[list[int], ...]
@@ -49,6 +50,7 @@ class SequenceBlocks:
     first_kept: list[int]
     chain: HashChain | None
     next_commit: int = field(default=NEVER)
+    republish: bool = False
 
     def tail_first(self) -> list[int]:
         """All blocks, last column first, the groups side by side: the order in which they should be

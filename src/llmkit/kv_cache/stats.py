@@ -12,7 +12,7 @@ class KVCacheStats:
     num_blocks: usable blocks. num_free: of these, not held by a sequence. num_cached: findable blocks, held
     or not. usage: share of the usable blocks that is held, 0..1. prefix_queries: sequences whose prefix was
     looked up at their first admission; prefix_query_tokens, prefix_hit_tokens: their tokens, and those found.
-    num_evictions: cached blocks that were reused.
+    num_evictions: cached blocks that were reused. num_host_blocks, num_free_host_blocks: of the swap space.
     """
 
     num_blocks: int
@@ -23,3 +23,5 @@ class KVCacheStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     num_evictions: int
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0

@@ -36,6 +36,7 @@ class GuardedQueue:
 
     calls: by name of the policy's method, its calls and their time; a dictionary of the caller's to add to. breaker:
     counts the faults, and says when the policy is not to be asked. clock: seconds, to time the calls with.
+    swaps: whether the policy wants preempted requests swapped out instead of computed again.
 
     Raises PluginError for a policy that preempts in a way the core does not know.
     """
@@ -48,11 +49,12 @@ class GuardedQueue:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         preemption = getattr(policy, "preemption", "recompute")
-        if preemption != "recompute":
+        if preemption not in ("recompute", "swap"):
             raise PluginError(
-                f"the scheduling policy {type(policy).__name__} asks for preemption {preemption!r}; "
-                'the core can only preempt by "recompute".'
+                f"the scheduling policy {type(policy).__name__} asks for preemption {shown(preemption)}; "
+                'the core can preempt by "recompute" and by "swap".'
             )
+        self.swaps = preemption == "swap"
         self._policy = policy
         self._calls = {} if calls is None else calls
         self.breaker = breaker or Breaker("scheduler", type(policy).__name__)

@@ -23,8 +23,9 @@ class Lifecycle:
     """Owns the record of unfinished requests, and carries out every change of a request's status but admission.
 
     news: outputs that no row of a step has produced, to be returned with the next ones. finished: requests that
-    have ended since the last `take_finished`. num_preemptions: so far. preemptions_without_token: since the last
-    sampled token, a measure of standstill.
+    have ended since the last `take_finished`. preemptions_without_token: since the last sampled token, a measure of
+    standstill. The rest counts from the start: num_preemptions; num_swaps: those of them by swap; num_swaps_missed:
+    those that the policy wanted by swap and that were, or became, recomputations.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Lifecycle:
         self._next_number = 0
         self._finished: list[FinishedRequest] = []
         self._news: list[EngineOutput] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_swaps = self.num_swaps_missed = 0
         self.preemptions_without_token = 0
 
     def __len__(self) -> int:
@@ -162,6 +163,8 @@ class Lifecycle:
             self._memory.free(request)
             request.num_computed_tokens = 0
             self.go_on_waiting(request)
+        elif self._memory.is_swapped(request):
+            self.give_up_swapped(request)
         request.num_expected_tokens = len(request.token_ids)
         if not request.has_sampled:
             cached = min(num_tokens, request.num_prompt_tokens)
@@ -169,22 +172,33 @@ class Lifecycle:
             if request is request.group.leader:
                 request.group.num_cached_tokens = request.num_cached_tokens
 
-    def preempt(self, request: Request) -> None:
-        """Take the blocks of a running request and let it wait again; it will be computed from the start.
+    def preempt(self, request: Request, step: int) -> None:
+        """Take the blocks of a running request and let it wait again, while `step` is planned.
 
-        A token that a submitted step samples for it is still taken when it arrives.
+        What they hold goes to the host if the policy wants that and there is room, and is computed again otherwise. A
+        token that a submitted step samples for it is still taken when it arrives.
         """
         self._transfers.preempted(request)
         self._running.leave(request)
-        self._memory.free(request)
+        if self._queue.swaps and self._memory.swap_out(request):
+            self.num_swaps += 1
+            request.last_step = step  # which carries the copies: until it has landed, the host's are not certain
+        else:
+            self.num_swaps_missed += self._queue.swaps
+            self._memory.free(request)
+            request.num_computed_tokens = 0
         request.status = RequestStatus.WAITING
-        request.num_computed_tokens = 0
         request.num_expected_tokens = len(request.token_ids)
         request.num_preemptions += 1
         request.group.metrics.num_preemptions += 1
         self.num_preemptions += 1
         self.preemptions_without_token += 1
         self._queue.requeue(request)
+
+    def give_up_swapped(self, request: Request) -> None:
+        """A request that was swapped out will be computed from the start after all."""
+        self._memory.forget_swapped(request)
+        self.num_swaps_missed += 1
 
     def prompt_done(self, leader: Request) -> None:
         """The leader of a group has computed the prompt: its siblings wait to be forked from it."""
@@ -213,6 +227,7 @@ class Lifecycle:
         """Go on with the numbers of another one: the policy may still know requests by theirs."""
         self._next_number = before._next_number
         self.num_preemptions = before.num_preemptions
+        self.num_swaps, self.num_swaps_missed = before.num_swaps, before.num_swaps_missed
 
     def tell(self, news: Iterable[EngineOutput]) -> None:
         """Return these outputs with the next ones."""
@@ -245,6 +260,8 @@ class Lifecycle:
             assert status not in (RequestStatus.WAITING, RequestStatus.PENDING) or not request.capacity, (
                 f"{request} holds blocks"
             )
+            swapped = status is RequestStatus.WAITING and request.num_computed_tokens > 0
+            assert self._memory.is_swapped(request) == swapped, f"{request} and the swap space"
         counts = Counter(request.status for request in sequences)
         for name, count, status in (
             ("run", len(running), RequestStatus.RUNNING),

@@ -71,13 +71,16 @@ class StepTransfers:
 class StepPlan:
     """One step. Row r of the arrays is one sequence; n rows.
 
-    Order in which the runner applies it: removed slots, added rows, block updates, block copies, forward.
+    Order in which the runner applies it: removed slots, added rows, block updates, swaps out, swaps in, block copies,
+    forward.
 
     slots int32[n]. num_computed int32[n]: tokens of the row that are in the cache already, that is the position of the
     first new token. num_new int32[n]: tokens to compute, >= 1. samples bool[n]: whether the row's last token is
     followed by a sampled one. A sampled token is written by the runner at position num_computed + num_new of
     its slot, so the next plan can refer to it before the host has seen it (a placeholder).
     block_copies: (source, destination) allocation blocks, copied before the forward (copy-on-write).
+    swaps_out, swaps_in: (device block, host block) to be copied to the host and back; a swap in may read what a swap
+    out of the same step has written.
     removed_slots: given up since the last plan; after a step that was broken off all of them, also empty ones.
     requests: the scheduler's own records of the rows, same order; never leaves the process.
     transfers: for the connector; a step may have these and no rows.
@@ -91,6 +94,8 @@ class StepPlan:
     added: list[AddedRow] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
     removed_slots: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list, repr=False)
     transfers: StepTransfers | None = None

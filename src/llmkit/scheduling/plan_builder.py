@@ -63,9 +63,15 @@ class PlanBuilder:
             del self.requests[row]
             self.budget += self.num_new.pop(row)
 
-    def build(self, step: int, removed_slots: list[int], transfers: StepTransfers | None = None) -> StepPlan:
+    def build(
+        self,
+        step: int,
+        removed_slots: list[int],
+        transfers: StepTransfers | None = None,
+        swaps: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], []),
+    ) -> StepPlan:
         """The plan, with the requests moved on as if it had been executed: from here on its tokens count as
-        computed, and the token that a row will sample counts as expected (its placeholder)."""
+        computed, and the token that a row will sample counts as expected (its placeholder). swaps: out, in."""
         slots: list[int] = []
         starts: list[int] = []
         samples: list[bool] = []
@@ -90,6 +96,8 @@ class PlanBuilder:
             added=self.added,
             block_updates=self.block_updates,
             block_copies=self.block_copies,
+            swaps_out=swaps[0],
+            swaps_in=swaps[1],
             removed_slots=removed_slots,
             requests=self.requests,
             transfers=transfers,

@@ -43,17 +43,19 @@ class Planner:
         self._lifecycle = lifecycle
         self._transfers = transfers
         self._preempted = False
+        self._step = 0
         self._landed = -1
         # The request that last found no room, and how many blocks were free then: no need to look again before
         # that changes.
         self._blocked: tuple[Request, int] | None = None
 
-    def choose(self, landed_step: int) -> PlanBuilder:
-        """The rows of the next step. `landed_step`: the last one whose result has been applied.
+    def choose(self, step: int, landed_step: int) -> PlanBuilder:
+        """The rows of the next step, number `step`. `landed_step`: the last one whose result has been applied.
 
         May be empty while steps or transfers are under way. With none it is empty only if nothing is left to do:
         what can make no progress has then been ended.
         """
+        self._step = step
         self._landed = landed_step
         batch = self._choose()
         while not batch.requests and self._preempted:
@@ -65,13 +67,14 @@ class Planner:
         self._preempted = False
         batch = PlanBuilder(self._limits.max_num_batched_tokens)
         if self._queue.mixes_prefill_and_decode:
-            self._go_on(batch, prefill=True, decode=True)
-            self._let_enter(batch)
-            return batch
-        self._go_on(batch, prefill=True, decode=False)
-        self._let_enter(batch)
-        if not batch.requests:
-            self._go_on(batch, prefill=False, decode=True)
+            kinds = [(True, True)]
+        else:
+            kinds = [(True, False), (False, True)]
+        for prefill, decode in kinds:
+            self._go_on(batch, prefill=prefill, decode=decode)
+            self._let_enter(batch, prefill=prefill, decode=decode)
+            if batch.requests:
+                break
         return batch
 
     def _go_on(self, batch: PlanBuilder, *, prefill: bool, decode: bool) -> None:
@@ -112,7 +115,7 @@ class Planner:
             if len(running) > 1:
                 victim = self._victim(running, request)
                 batch.withdraw(victim)
-                self._lifecycle.preempt(victim)
+                self._lifecycle.preempt(victim, self._step)
                 self._preempted = True
                 if victim is request:
                     return 0
@@ -135,14 +138,20 @@ class Planner:
             return max(running, key=lambda request: request.sequence_number)
         return self._queue.victim(running, needing)
 
-    def _let_enter(self, batch: PlanBuilder) -> None:
+    def _let_enter(self, batch: PlanBuilder, *, prefill: bool, decode: bool) -> None:
         """Rows for waiting requests. The first that cannot enter holds up those behind it."""
+        in_flight = self._landed < self._step - 1
         while batch.budget > 0 and len(self._running) < self._limits.max_num_seqs and not self._preempted:
             if self._transfers.requests.full:
                 return
             request = self._queue.peek()
-            if request is None or request.last_step > self._landed:
-                return  # nobody waits, or the first one's own last token is still on its way
+            if request is None or (request.last_step > self._landed and in_flight):
+                return  # nobody waits, or the first one's own last token, or its blocks, are still on their way
+            decodes = (
+                self._memory.is_swapped(request) and request.num_expected_tokens - request.num_computed_tokens == 1
+            )
+            if not (decode if decodes else prefill):
+                return
             alone = not len(self._running)
             if not alone:
                 if self._blocked == (request, self._memory.manager.num_free_blocks):
@@ -164,6 +173,8 @@ class Planner:
         It is then better off a step later. That cannot go on for ever, as each such step gets on with a prompt.
         """
         if not self._memory.manager.prefix_caching or request.wants_prompt_logprobs:
+            return False
+        if self._memory.is_swapped(request):
             return False
         tokens, missing = request.token_ids, None
         for row, num_new in zip(batch.requests, batch.num_new, strict=True):
@@ -210,9 +221,13 @@ class Planner:
             if offer is not NOTHING:
                 offer = NOTHING
                 continue
-            if num_new == 1:
+            if num_new > 1:
+                limit = num_new // 2
+            elif self._memory.is_swapped(request) and not self._transfers.worth_waiting(request):
+                self._lifecycle.give_up_swapped(request)  # computed in small steps it may need fewer blocks
+                limit, offer = batch.budget, None
+            else:
                 return False
-            limit = num_new // 2
         if offer.asynchronous:
             self._lifecycle.load(request)
         else:

@@ -75,6 +75,12 @@ class Scheduler:
         self.limits = Limits.of(config, self.manager, max_concurrent_steps)
         self.queue = GuardedQueue(policy, policy_calls, policy_breaker)
         self.running = RunningSet(self.limits.max_num_seqs)
+        if self.queue.swaps and not layout.num_host_blocks:
+            logger.warning(
+                "the scheduling policy %s preempts by swap, but there is no swap space (kv_cache.swap_space_gib): "
+                "preempted requests will be computed again.",
+                type(policy).__name__,
+            )
         self._connect_parts()
         self._next_step = 0
         self._landed_step = -1
@@ -95,6 +101,16 @@ class Scheduler:
     def num_preemptions(self) -> int:
         return self._lifecycle.num_preemptions
 
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions by swap."""
+        return self._lifecycle.num_swaps
+
+    @property
+    def num_swaps_missed(self) -> int:
+        """Preemptions that the policy wanted by swap and that were, or became, recomputations."""
+        return self._lifecycle.num_swaps_missed
+
     def add(self, request: EngineRequest) -> None:
         """Take in a request. Raises InvalidRequestError if its id is in use or it can never be served."""
         self._lifecycle.add(request)
@@ -109,11 +125,12 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None if there is nothing to compute, and nothing to move, now."""
         self._settle_loads()
-        batch = self._planner.choose(self._landed_step)
+        batch = self._planner.choose(self._next_step, self._landed_step)
         transfers = self.transfers.plan(self._next_step, batch, idle=self._landed_step == self._next_step - 1)
         if not batch.requests and transfers is None:
             return None
-        plan = batch.build(self._next_step, self.running.take_removed_slots(), transfers)
+        swaps = self.manager.swap_space.take_copies()
+        plan = batch.build(self._next_step, self.running.take_removed_slots(), transfers, swaps)
         self._next_step += 1
         return plan
 
@@ -150,13 +167,15 @@ class Scheduler:
         try:
             self.abort([output.request_id for output in last_words])
             self.check_integrity()
-            in_order = not self.num_unfinished and not self.manager.num_sequences
+            space = self.manager.swap_space
+            in_order = not self.num_unfinished and not self.manager.num_sequences and space.num_free == space.num_blocks
         except Exception as error:
             logger.warning("a change of the scheduler was broken off halfway (%s); its books begin anew", error)
             in_order = False
         if not in_order:
             self._begin_anew()
         self.running.remove_all_slots()
+        self._landed_step = self._next_step - 1
         self._lifecycle.tell(last_words)
 
     def _begin_anew(self) -> None:
@@ -177,9 +196,15 @@ class Scheduler:
         return self._lifecycle.take_finished()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks."""
+        """Forget all cached prefixes; False, with nothing forgotten, while any request holds blocks.
+
+        What requests have on the host is forgotten too.
+        """
         while self.memory.give_up_kept():
             pass
+        if self.manager.num_free_blocks == self.manager.num_blocks:
+            for request in self.memory.swapped():
+                self._lifecycle.give_up_swapped(request)
         if not self.manager.reset_prefix_cache():
             return False
         self.transfers.reset()

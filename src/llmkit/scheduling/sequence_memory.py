@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from llmkit.kv_cache.manager import KVCacheManager, TableUpdate
@@ -12,11 +12,15 @@ from llmkit.requests.request import Request
 
 @dataclass(slots=True)
 class Start:
-    """Where a request that enters can start: the tokens that are in the cache already, and how they got there."""
+    """Where a request that enters can start: the tokens that are in the cache already, and how they got there.
+
+    swapped: they come back from the host.
+    """
 
     num_computed_tokens: int = 0
     hit: PrefixHit | None = None
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    swapped: bool = False
 
 
 class SequenceMemory:
@@ -24,7 +28,8 @@ class SequenceMemory:
 
     A finished leader whose siblings have not all entered yet keeps its blocks, so that they can be forked from
     it, and a request whose blocks were loaded keeps them until it enters; these are the first to go when memory is
-    short.
+    short. A request that was swapped out keeps its place in the host's memory, and `num_computed_tokens` above 0, while
+    it waits.
     """
 
     def __init__(self, manager: KVCacheManager, give_up_more: Callable[[], bool] = lambda: False) -> None:
@@ -32,6 +37,7 @@ class SequenceMemory:
         self.manager = manager
         self._give_up_more = give_up_more
         self._kept: dict[Request, None] = {}
+        self._swapped: dict[Request, None] = {}
 
     def grow(self, request: Request, num_tokens: int) -> list[TableUpdate] | None:
         """Room for `num_tokens` tokens of a running request; None if somebody would have to be preempted."""
@@ -47,6 +53,8 @@ class SequenceMemory:
         """Find what `request`, which waits, need not compute. A fork takes blocks, see `place`."""
         if request in self._kept:
             self.free(request)  # what was loaded is found in the cache, as nobody has taken a block since
+        if request in self._swapped:
+            return self._swapped_start(request)
         source = request.group.leader
         if source is not request and source.forkable and not request.has_sampled:
             return self._fork(source, request) or self._look_up(request)
@@ -58,11 +66,16 @@ class SequenceMemory:
         False if there is none; the request then holds no blocks. `start` must come from the call before.
         """
         first = not request.counted and request.group.leader is request
-        updates = self.manager.allocate(request, num_tokens, start.hit, count_query=first, num_loaded=num_loaded)
-        if updates is None:
+        if start.swapped:
+            placed = self.manager.swap_in(request, num_tokens)
+        else:
+            updates = self.manager.allocate(request, num_tokens, start.hit, count_query=first, num_loaded=num_loaded)
+            placed = updates is not None
+        if not placed:
             self.manager.free(request)
             return False
         request.counted = True
+        self.forget_swapped(request)
         request.capacity = self.manager.capacity(request)
         request.commit_at = self.manager.next_commit(request)
         return True
@@ -83,10 +96,35 @@ class SequenceMemory:
         self._kept[request] = None
 
     def free(self, request: Request) -> None:
-        """Give back the blocks of `request`; nothing happens if it has none."""
+        """Give back the blocks of `request`, here and on the host; nothing happens if it has none."""
         self._kept.pop(request, None)
+        self.forget_swapped(request)
         self.manager.free(request)
         request.capacity = 0
+
+    def swap_out(self, request: Request) -> bool:
+        """Move the blocks of a running request to the host, with the next plan; False if there is no room."""
+        computed = request.num_computed_tokens
+        if not computed or not self.manager.swap_out(request, computed):
+            return False
+        self._swapped[request] = None
+        request.capacity = 0
+        return True
+
+    def is_swapped(self, request: Request) -> bool:
+        return request in self._swapped
+
+    def swapped(self, hosts: Collection[int] | None = None) -> list[Request]:
+        """The requests that are swapped out; with `hosts`, only those that have one of these host blocks."""
+        space = self.manager.swap_space
+        return [request for request in self._swapped if hosts is None or space.holds_any(request.sequence_id, hosts)]
+
+    def forget_swapped(self, request: Request) -> None:
+        """Give up what the host has of `request`; nothing happens if it has nothing."""
+        if request in self._swapped:
+            del self._swapped[request]
+            request.num_computed_tokens = 0
+            self.manager.swap_space.drop(request.sequence_id)
 
     def give_up_kept(self) -> bool:
         """Free blocks that are only kept, those kept last; False if there are none."""
@@ -94,6 +132,12 @@ class SequenceMemory:
             return self._give_up_more()
         self.free(next(reversed(self._kept)))
         return True
+
+    def _swapped_start(self, request: Request) -> Start:
+        saved = request.num_computed_tokens
+        found = self._look_up(request)
+        # Meanwhile others may have computed more of the same tokens than this one had.
+        return found if found.num_computed_tokens > saved else Start(saved, swapped=True)
 
     def _look_up(self, request: Request) -> Start:
         # Scores of prompt tokens come from computing them, so a prefix hit would lose them.

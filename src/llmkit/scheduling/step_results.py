@@ -73,6 +73,9 @@ class StepResults:
         for request in plan.requests:
             if request.status is not RequestStatus.FINISHED:
                 self._lifecycle.end_with_news(request, "error", message)
+        if plan.swaps_out:  # what it was to copy to the host may not be there
+            for request in self._memory.swapped({host for _, host in plan.swaps_out}):
+                self._lifecycle.give_up_swapped(request)
 
     def _apply_row(self, plan: StepPlan, row: int, end: int, result: StepResult) -> EngineOutput | None:
         """The general case of a row; None if there is nothing to tell."""

@@ -99,6 +99,7 @@ class FakeExecutor(Executor):
     each plan before it is executed, to inject failures. failing_rows: plan → row → message, likewise.
     violations: every PlanError so far; an engine ends the requests of such a step and goes on, a test must not.
     connector: a worker half to drive; its tensors, one a layer, are all the same [num_blocks, block_size] int64.
+    num_swapped_out, num_swapped_in: blocks copied to the host and back.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class FakeExecutor(Executor):
         self.closed = False
         self.violations: list[PlanError] = []
         self.num_tokens_computed = 0
+        self.num_swapped_out = self.num_swapped_in = 0
         self._budget = budget
         self._max_num_seqs = max_num_seqs
         self._before_step = before_step
@@ -130,6 +132,7 @@ class FakeExecutor(Executor):
     def allocate(self, layout: KVCacheLayout) -> None:
         self._layout = layout
         self._cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
+        self._host_cache = np.full((layout.num_host_blocks, layout.block_size), -1, np.int64)
         self._transfers: WorkerTransfers | None = None
         if self._connector is not None:
             import torch
@@ -163,6 +166,8 @@ class FakeExecutor(Executor):
                 for slot in current.plan.slots.tolist():
                     if slot in self._slots:
                         self._slots[slot].lost = True
+                for _, host in current.plan.swaps_out:
+                    self._host_cache[host] = -1  # a failed step may have written anything
                 if isinstance(error, PlanError):
                     self.violations.append(error)
 
@@ -238,8 +243,20 @@ class FakeExecutor(Executor):
             if len(table) != update.start:
                 self._violation(f"slot {update.slot}: update at column {update.start} of {len(table)}")
             table += update.block_ids
+        self._swap(plan)
         for source, destination in plan.block_copies:
             self._cache[destination] = self._cache[source]
+
+    def _swap(self, plan: StepPlan) -> None:
+        written, filled = [host for _, host in plan.swaps_out], [block for block, _ in plan.swaps_in]
+        if len(set(written)) != len(written) or len(set(filled)) != len(filled) or 0 in filled:
+            self._violation(f"blocks are written twice: {plan.swaps_out} out, {plan.swaps_in} in")
+        for block, host in plan.swaps_out:
+            self._host_cache[host] = self._cache[block]
+        for block, host in plan.swaps_in:
+            self._cache[block] = self._host_cache[host]
+        self.num_swapped_out += len(written)
+        self.num_swapped_in += len(filled)
 
     def _new_slot(self, added: AddedRow) -> _Slot:
         if len(added.block_ids) != len(self._layout.groups):

@@ -50,9 +50,10 @@ class Answer:
 class SchedulingHarness:
     """An engine core around `policy` with a fake model and a tiny cache.
 
-    num_blocks: usable ones. windows: sliding window of each KV group, None for full attention. The other arguments
-    are settings of the same name. `step` checks: the plan against the fake cache, the books of scheduler and KV
-    manager, that no step passes without progress, and each token against the fake model run alone.
+    num_blocks: usable ones. num_host_blocks: swap space, for policies that preempt by swap. windows: sliding window
+    of each KV group, None for full attention. The other arguments are settings of the same name. `step` checks: the
+    plan against the fake cache, the books of scheduler and KV manager, that no step passes without progress, and each
+    token against the fake model run alone.
     connector: both halves of it are driven, on the fake cache; connector_settings: of the section `connector`.
     clock: what the core and the connector's guard measure time with.
     """
@@ -70,6 +71,7 @@ class SchedulingHarness:
         enable_prefix_caching: bool = True,
         enable_chunked_prefill: bool = True,
         windows: tuple[int | None, ...] = (None,),
+        num_host_blocks: int = 0,
         before_step: Callable[[StepPlan], None] | None = None,
         failing_rows: Callable[[StepPlan], dict[int, str]] | None = None,
         connector: Connector | None = None,
@@ -87,7 +89,7 @@ class SchedulingHarness:
             ),
         )
         groups = tuple(KVGroup(KVSpec(1, 1, torch.float32, window), (i,)) for i, window in enumerate(windows))
-        layout = KVCacheLayout(groups, num_blocks + 1, block_size, block_size, enable_prefix_caching)
+        layout = KVCacheLayout(groups, num_blocks + 1, block_size, block_size, enable_prefix_caching, num_host_blocks)
         self.executor = FakeExecutor(
             max_concurrent_steps,
             budget=max_num_batched_tokens,
@@ -160,6 +162,7 @@ class SchedulingHarness:
         stats = self.core.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_unfinished) == (0, 0, 0), stats
         assert stats.num_free_blocks == stats.num_blocks, stats
+        assert stats.num_free_host_blocks == stats.num_host_blocks, stats
         assert len(self.finished) == len(self.requests)
         for request in self.finished:
             assert len(request.finish_reasons) == self.requests[request.request_id].sampling_params.n
