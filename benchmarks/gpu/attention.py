@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import triton
-from attention_cases import CASES, DEVICE, LAYER, Case, check, describe, make_batch, random_trial
+from attention_cases import CASES, DEVICE, LAYER, Case, check, describe, make_batch, random_trial, timed_trials
 
 from llmkit_attention.triton_backend import TritonAttention
 from llmkit_attention.triton_cache import write_kv
@@ -226,7 +226,7 @@ def variants(case: Case) -> list[Variant]:
 
 
 def run_checks(report: Report, pool: Pool, count: int) -> None:
-    trials = [random_trial(seed) for seed in range(count)]
+    trials = [*timed_trials(), *(random_trial(seed) for seed in range(count))]
     pending = [pool.apply_async(check, (trial,)) for trial in trials]
     good = 0
     worst: dict[str, float] = {}
@@ -241,8 +241,8 @@ def run_checks(report: Report, pool: Pool, count: int) -> None:
         good += result["ok"]
         if not result["ok"]:
             report.failed(describe(trial), f"wrong: {result}")
-    report.data["right"] = {"passed": good, "of": count, "worst": worst}
-    report.say(f"right: {good} of {count} random shapes; largest relative errors {worst}")
+    report.data["right"] = {"passed": good, "of": len(trials), "worst": worst}
+    report.say(f"right: {good} of {len(trials)} shapes; largest relative errors {worst}")
 
 
 def compiled(report: Report, pool: Pool, names: Sequence[str]) -> dict[str, list[Variant]]:
@@ -321,17 +321,17 @@ def print_summary(report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=48, help="random shapes to check")
-    parser.add_argument("--cases", default=",".join(CASES), help="cases to time, separated by commas")
-    parser.add_argument("--page-size", type=int, default=16, help="of the cases that are timed")
+    parser.add_argument("--cases", default=";".join(CASES), help="cases to time, separated by semicolons")
+    parser.add_argument("--page-size", type=int, help="of the cases that are timed; else each has its own")
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="that compile")
     parser.add_argument("--budget", type=float, default=135.0, help="seconds after which no more tiles are tried")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
-    names = [name.strip() for name in arguments.cases.split(",") if name.strip()]
-    for name in names:
-        CASES[name] = replace(CASES[name], page_size=arguments.page_size)
+    names = [name.strip() for name in arguments.cases.split(";") if name.strip()]
+    if arguments.page_size is not None:
+        CASES.update({name: replace(CASES[name], page_size=arguments.page_size) for name in names})
     report = Report(arguments.budget)
-    report.data |= {"torch": torch.__version__, "triton": triton.__version__, "page_size": arguments.page_size}
+    report.data |= {"torch": torch.__version__, "triton": triton.__version__}
     report.data["device"] = torch.cuda.get_device_name()
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:  # ended, not waited for
         run_checks(report, pool, arguments.shapes)

@@ -37,6 +37,8 @@ CASES = {
     "decode 1 x 65536": Case((65536,), (1,)),
     "chunk 64 over 16384": Case((16384,), (64,)),
     "decode uneven": Case((32768, *(700,) * 127), (1,) * 128),
+    "decode 64, page 128": Case((1024,) * 64, (1,) * 64, 128),
+    "prefill 8, page 128": Case((2048,) * 8, (2048,) * 8, 128),
 }
 
 
@@ -144,6 +146,13 @@ def random_trial(seed: int) -> Trial:
     page_size = draw.choice([16, 32, 64, 128])
     case = Case(tuple(new + before for new, before in rows), tuple(new for new, _ in rows), page_size)
     return Trial(layer, case, dtype, kv_dtype, seed)
+
+
+def timed_trials() -> list[Trial]:
+    """The cases that are timed, to be checked as well; odd seeds leave a slot out."""
+    return [
+        Trial(LAYER, case, torch.bfloat16, torch.bfloat16, 1000 + number) for number, case in enumerate(CASES.values())
+    ]
 
 
 def check(trial: Trial) -> dict[str, Any]:
