@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from llmkit.hookspecs.structured import GrammarRequest
+from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
+from llmkit.sampling.masks import TokenMasks
 from llmkit.sampling.sampler import SampledTokens, Sampler
 from llmkit.scheduling.plan import AddedRow
 
@@ -34,6 +37,7 @@ class Bench:
         seed: int = 0,
         stop_token_ids: Sequence[int] = (),
         bad_words_ids: Sequence[tuple[int, ...]] = (),
+        constrained: bool = False,
         **params: Any,
     ) -> None:
         request = EngineRequest(
@@ -43,17 +47,24 @@ class Bench:
             max_tokens=MAX_LEN,
             stop_token_ids=frozenset(stop_token_ids),
             bad_words_ids=tuple(bad_words_ids),
+            grammar=GrammarTask(GrammarRequest("regex", "a"), ("any",)) if constrained else None,
         )
         tokens = [*prompt, *output]
         self.token_ids[slot, : len(tokens)] = tokens
         self.lengths[slot] = len(tokens)
         self.sampler.add(AddedRow(slot, request, 0, seed, tokens, len(prompt), ()))
 
-    def sample(self, logits: torch.Tensor, *slots: int, positions: Sequence[int] | None = None) -> SampledTokens:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        *slots: int,
+        positions: Sequence[int] | None = None,
+        masks: TokenMasks | None = None,
+    ) -> SampledTokens:
         """One step of `slots` without advancing them; row r of logits (or the only one) is slots[r]'s."""
         where = [self.lengths[slot] for slot in slots] if positions is None else list(positions)
         rows = logits.expand(len(slots), -1).clone()
-        return self.sampler.sample(rows, np.array(slots, dtype=np.int32), np.array(where, dtype=np.int32))
+        return self.sampler.sample(rows, np.array(slots, dtype=np.int32), np.array(where, dtype=np.int32), masks)
 
     def advance(self, logits: torch.Tensor, *slots: int) -> list[int]:
         """One step of `slots`; the sampled tokens are appended."""

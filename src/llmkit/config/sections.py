@@ -134,7 +134,26 @@ class ConnectorConfig(Section):
 class StructuredConfig(Section):
     """Structured output."""
 
-    backend: PluginChoice = Field(default="auto", description="Grammar plugin.")
+    backend: PluginChoice = Field(
+        default="auto", description="Grammar plugin; auto: for each request the best one that can express it."
+    )
+    compile_timeout_s: float = Field(
+        default=10.0, gt=0, le=3600, description="Longest that a grammar may take to compile, in seconds."
+    )
+    compile_memory_mib: int = Field(
+        default=1024, ge=16, description="Most memory that the compilation of a grammar may take, in MiB."
+    )
+    compile_processes: int = Field(default=2, ge=1, le=64, description="Grammars that are compiled at a time.")
+    mask_timeout_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Longest that finding the tokens allowed at one place may take, in seconds; a request that needs "
+        "longer ends with an error.",
+    )
+    cache_mib: int = Field(default=256, ge=0, description="Compiled grammars that are kept, in MiB.")
+    max_whitespace: int = Field(
+        default=32, ge=1, le=1024, description="Most blanks in a row between two tokens of JSON."
+    )
 
 
 class ExecutionConfig(Section):

@@ -20,6 +20,9 @@ from llmkit.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("llmkit.engine")
 
+GRAMMAR_WAIT_S = 0.02
+"""Seconds that a step waits for grammars when there is nothing else to do."""
+
 RESET_WAIT_S = 2.0
 """Seconds that a reset of the prefix cache waits for transfers."""
 
@@ -118,6 +121,8 @@ class EngineCore:
             if self._on_step and submitted.plan.num_rows:
                 self._tell_step(submitted, result, waited - start, time.perf_counter() - waited)
         outputs += self.scheduler.take_news()
+        if not outputs and not self._in_flight:
+            self.scheduler.grammars.wait(GRAMMAR_WAIT_S)
         self._tell_finished()
         self._send_off_transfers()
         return outputs
@@ -159,6 +164,7 @@ class EngineCore:
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.queue),
+            num_compiling=len(scheduler.grammars),
             num_unfinished=scheduler.num_unfinished,
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,

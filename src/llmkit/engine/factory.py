@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.config import EngineConfig
 from llmkit.engine.device import resolve_device
-from llmkit.engine.resolve import refuse_unsupported, resolve_config
+from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.registry import Registry, detect_environment
@@ -18,19 +18,24 @@ if TYPE_CHECKING:
     from llmkit.execution.memory import MemoryPlan
     from llmkit.execution.setup import LoadProgress, WorkerReport
     from llmkit.frontend.model_source import ModelSource
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
     from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.grammars.backends import GrammarBackends
+    from llmkit.grammars.service import GrammarService
     from llmkit.hookspecs.executor import Executor
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.scheduler import SchedulerPolicy
     from llmkit.kv_cache.events import KVEvent
     from llmkit.registry import Observer
+    from llmkit.registry.breakers import Breakers
 
 
 @dataclass(frozen=True)
 class PreparedModel:
     """A model that was found and whose settings are complete and consistent; no weight has been read.
 
-    config: every default filled in.
+    config: every default filled in. breakers: of the plugins that are guarded at run time. grammars: the grammar
+    engines; None without a tokenizer, whose tokens they need.
     """
 
     config: EngineConfig
@@ -38,6 +43,8 @@ class PreparedModel:
     tokenizer: Tokenizer | None
     registry: Registry
     environment: Environment
+    breakers: Breakers
+    grammars: GrammarBackends | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,6 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None) -> Pre
     """
     from llmkit.frontend.model_source import load_tokenizer, resolve_model
 
-    refuse_unsupported(config)
     registry = registry or Registry.discover(config.plugins)
     device = resolve_device(config.execution.device)
     environment = detect_environment(device)
@@ -91,7 +97,9 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None) -> Pre
         config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device)
     )
     tokenizer = load_tokenizer(source, resolved, registry, environment)
-    return PreparedModel(resolved, source, tokenizer, registry, environment)
+    breakers = registry.breakers()
+    grammars = _grammars(resolved, source, tokenizer, registry, environment, breakers)
+    return PreparedModel(resolved, source, tokenizer, registry, environment, breakers, grammars)
 
 
 def build_engine(
@@ -113,7 +121,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
 
     config = prepared.config
     policy = _policy(prepared)
-    breakers = prepared.registry.breakers()
+    breakers = prepared.breakers
     observers = prepared.registry.observers(config.extensions, prepared.environment, breakers)
     connector = build_connector(config, prepared.registry, prepared.environment)
     executor = _executor(prepared)
@@ -134,6 +142,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
             calls("scheduler"),
             policy_breaker,
             half,
+            grammars=_grammar_service(prepared),
         )
         core = EngineCore(scheduler, executor, observers, calls("executor"), breakers)
     except BaseException:
@@ -195,6 +204,46 @@ def _host_blocks(memory: MemoryPlan, config: EngineConfig) -> int:
     else:
         free = host_memory().free
     return plan_host_blocks(config.kv_cache.swap_space_gib, memory, free)
+
+
+def _grammars(
+    config: EngineConfig,
+    source: ModelSource,
+    tokenizer: Tokenizer | None,
+    registry: Registry,
+    environment: Environment,
+    breakers: Breakers,
+) -> GrammarBackends | None:
+    from llmkit.frontend.generation_defaults import end_of_sequence_ids
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
+    from llmkit.grammars.backends import GrammarBackends
+
+    if tokenizer is None:
+        if config.structured.backend != "auto":
+            raise ConfigError(
+                f"structured.backend is {config.structured.backend!r}, but the model has no tokenizer, which grammars "
+                "need.",
+                hint="Give it one (model.tokenizer), or leave structured.backend at auto.",
+            )
+        return None
+
+    def vocabulary() -> TokenVocabulary:
+        generation = source.generation_config if config.model.generation_config else {}
+        size = source.config["vocab_size"]
+        eos = end_of_sequence_ids(source.config, generation, tokenizer.eos_token_id, size)
+        return TokenVocabulary.of(tokenizer, size, eos)
+
+    grammars = GrammarBackends(config.structured.backend, registry, environment, vocabulary, breakers)
+    grammars.require()
+    return grammars
+
+
+def _grammar_service(prepared: PreparedModel) -> GrammarService | None:
+    from llmkit.grammars.service import GrammarService
+
+    if prepared.grammars is None:
+        return None
+    return GrammarService(prepared.grammars, prepared.config.structured)
 
 
 def _policy(prepared: PreparedModel) -> SchedulerPolicy:

@@ -81,16 +81,6 @@ def longest_sequence(model_config: Mapping[str, Any]) -> int:
     return limit
 
 
-def refuse_unsupported(config: EngineConfig) -> None:
-    """Settings that name plugins of kinds which this engine cannot drive. Raises ConfigError: ignoring them would
-    give other answers than were asked for."""
-    if config.structured.backend != "auto":
-        raise ConfigError(
-            f"structured.backend is {config.structured.backend!r}, but this engine cannot run grammar plugins.",
-            hint="Leave structured.backend (--structured) at auto.",
-        )
-
-
 def resolve_config(
     config: EngineConfig,
     model_config: Mapping[str, Any],

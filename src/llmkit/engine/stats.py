@@ -39,10 +39,11 @@ class StepStats:
 class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
-    num_unfinished: requests taken in that have not ended. num_loading: requests that wait for the connector. num_loads,
-    num_failed_loads: loads that have ended. external_query_tokens: prompt tokens that the prefix cache did not have and
-    a connector was asked for. external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin
-    that was at fault since the engine has started → how often, whether it is still asked, and the last fault.
+    num_unfinished: requests taken in that have not ended. num_compiling: requests that wait for their grammar.
+    num_loading: requests that wait for the connector. num_loads, num_failed_loads: loads that have ended.
+    external_query_tokens: prompt tokens that the prefix cache did not have and a connector was asked for.
+    external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin that was at fault since
+    the engine has started → how often, whether it is still asked, and the last fault.
     num_swaps: preemptions by swap to host memory. num_swaps_missed: preemptions that the policy wanted by swap and that
     were, or became, recomputations. num_host_blocks: blocks of the swap space.
     """
@@ -67,6 +68,7 @@ class EngineStats:
     num_swaps_missed: int = 0
     num_host_blocks: int = 0
     num_free_host_blocks: int = 0
+    num_compiling: int = 0
     plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
 
     @property

@@ -15,6 +15,7 @@ from llmkit.execution.kv_tensors import KVTensors
 from llmkit.execution.prompt_scoring import PromptScorer
 from llmkit.layers.context import ForwardContext
 from llmkit.registry.timings import CallTiming
+from llmkit.sampling.masks import TokenMasks
 from llmkit.sampling.sampler import Sampler
 from llmkit.scheduling.plan import StepResult
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.attention import AttentionBackend
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
-    from llmkit.scheduling.plan import StepPlan
+    from llmkit.scheduling.plan import IntArray, StepPlan
 
 
 class ModelRunner:
@@ -116,11 +117,19 @@ class ModelRunner:
                 f"The model returned logits of shape {tuple(logits.shape)} for {len(rows)} tokens and a vocabulary of "
                 f"{self._vocab_size}."
             )
-        sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions)
+        masks = _token_masks(plan, rows)
+        sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions, masks)
         result.token_ids[rows] = sampled.token_ids
         self._batch.record(plan, rows, sampled.token_ids)
         result.logprobs.update({int(rows[i]): entry for i, entry in sampled.logprobs.items()})
         result.failed.update({int(rows[i]): message for i, message in sampled.failed.items()})
+
+
+def _token_masks(plan: StepPlan, sampling_rows: IntArray) -> TokenMasks | None:
+    """The plan's masks by row of the logits; None if there are none."""
+    if plan.grammar_rows is None or plan.grammar_masks is None:
+        return None
+    return TokenMasks(np.searchsorted(sampling_rows, plan.grammar_rows), plan.grammar_masks)
 
 
 def forward_context(

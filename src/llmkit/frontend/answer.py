@@ -49,7 +49,8 @@ class Answer:
             self._token_ids.append(token_id)
             if self._wants_logprobs and output.logprobs is not None:
                 self._add_logprob(output.logprobs[i])
-            if i == last and output.finish_reason == "stop" and not self._shows_stop_token:
+            ends = i == last and output.finish_reason == "stop" and not output.last_token_is_text
+            if ends and not self._shows_stop_token:
                 break  # the token that ended the answer is counted, not shown
             if self._show(self._detokenizer.append(token_id)):
                 return

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,8 +16,13 @@ from llmkit.errors import InvalidRequestError, shown
 from llmkit.frontend.chat_template import ChatTemplate, missing_template
 from llmkit.frontend.prompts import ParsedPrompt, RequestOptions, parse_prompt, refused
 from llmkit.frontend.tokenizer import Tokenizer
+from llmkit.grammars.constraints import grammar_request
+from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmkit.grammars.backends import GrammarBackends
 
 MAX_REQUEST_ID_CHARS = 256
 
@@ -45,11 +50,21 @@ class InputProcessor:
     """Prepares requests for one model. Holds no state per request; thread-safe.
 
     tokenizer: None if the model has none: then prompts are token ids, and stop strings and bad words are refused.
-    chat_template: None if the model has none: then chats are refused.
+    chat_template: None if the model has none: then chats are refused. grammars: chooses the grammar engine of a request
+    with structured_outputs; None: such requests are refused. max_whitespace: see StructuredConfig.
     """
 
-    def __init__(self, limits: ModelLimits, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        limits: ModelLimits,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        grammars: GrammarBackends | None = None,
+        max_whitespace: int = 32,
+    ) -> None:
         self.limits = limits
+        self._grammars = grammars
+        self._max_whitespace = max_whitespace
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._numbers = itertools.count()
@@ -92,6 +107,7 @@ class InputProcessor:
             priority=_checked_priority(options.priority),
             user=_checked_text(options.user, "user"),
             cache_salt=_checked_text(parsed.cache_salt or options.cache_salt, "cache_salt"),
+            grammar=self._grammar_task(params) if max_tokens > 0 else None,
         )
         return PreparedRequest(request, request_id, text)
 
@@ -111,14 +127,20 @@ class InputProcessor:
         self._check_vocabulary("logit_bias", params.logit_bias or ())
         self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
         self._check_vocabulary("stop_token_ids", params.stop_ids)
-        if params.constraint is not None:
-            raise InvalidRequestError(
-                "structured_outputs cannot be used: this engine has no grammar plugin.", param="structured_outputs"
-            )
         if self.tokenizer is None:
             for field in ("stop", "bad_words"):
                 if getattr(params, field):
                     raise InvalidRequestError(f"{field} needs a tokenizer, and this model has none.", param=field)
+
+    def _grammar_task(self, params: SamplingParams) -> GrammarTask | None:
+        if params.constraint is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError(
+                "structured_outputs needs a tokenizer, and this model has none.", param="structured_outputs"
+            )
+        request = grammar_request(params.constraint, self._grammars.vocabulary, self._max_whitespace)
+        return self._grammars.choose(request)
 
     def _check_logprobs(self, field: str, asked: int | None) -> None:
         if asked is None:

@@ -271,7 +271,8 @@ def _input_processor(prepared: PreparedModel) -> InputProcessor:
     default_sampling_params(generation, {})  # a bad value in the model's file is a start-up error
     assert config.model.max_model_len is not None
     limits = ModelLimits(vocab_size, config.model.max_model_len, config.execution.max_logprobs, eos)
-    return InputProcessor(limits, tokenizer, _chat_template(config.model.chat_template, tokenizer))
+    template = _chat_template(config.model.chat_template, tokenizer)
+    return InputProcessor(limits, tokenizer, template, prepared.grammars, config.structured.max_whitespace)
 
 
 def _chat_template(setting: str | None, tokenizer: Tokenizer | None) -> ChatTemplate | None:

@@ -37,6 +37,7 @@ class RequestState:
     num_cached_tokens: int = 0
     preemptions: dict[int, int] = field(default_factory=dict)
     error: str | None = None
+    error_param: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -122,7 +123,7 @@ class OutputProcessor:
             state.metrics.first_token_time = state.metrics.first_token_time or now
             state.metrics.last_token_time = now
         if output.error is not None:
-            state.error = output.error
+            state.error, state.error_param = output.error, output.error_param
         answer = state.answers[output.index]
         answer.apply(output)
         return answer.finish_reason is not None and output.finish_reason is None
@@ -151,4 +152,5 @@ class OutputProcessor:
             metrics=state.metrics,
             num_cached_tokens=state.num_cached_tokens,
             error=state.error,
+            error_param=state.error_param,
         )

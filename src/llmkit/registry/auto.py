@@ -64,9 +64,9 @@ def choose_best(
 
     Raises PluginError with every reason if none is usable, ConfigError for bad options of a candidate.
     """
-    rejected: dict[str, str] = {}
     contenders: list[Contender] = []
-    for plugin in sorted(_candidates(registry, kind, environment, rejected), key=preference):
+    plugins, rejected = candidates(registry, kind, environment)
+    for plugin in plugins:
         if contenders and judge is None:
             contenders.append(Contender(plugin, None, Support()))
             continue
@@ -89,11 +89,10 @@ def choose_best(
     return best, rejected
 
 
-def _candidates(
-    registry: Registry, kind: str, environment: Environment, rejected: dict[str, str]
-) -> list[LoadedPlugin]:
-    """The plugins that need building to say more; the others go to `rejected`."""
-    candidates: list[LoadedPlugin] = []
+def candidates(registry: Registry, kind: str, environment: Environment) -> tuple[list[LoadedPlugin], dict[str, str]]:
+    """The plugins that need building to say more, best first by rank, and name → reason for every other."""
+    rejected: dict[str, str] = {}
+    found: list[LoadedPlugin] = []
     for row in registry.find(kind):
         if not registry.in_auto(row):
             rejected[row.qualified] = 'not part of llmkit: auto takes it only with plugins.auto = "any"'
@@ -102,8 +101,8 @@ def _candidates(
         if isinstance(outcome, str):
             rejected[row.qualified if row.state == "conflict" else row.name] = outcome
         else:
-            candidates.append(outcome)
-    return candidates
+            found.append(outcome)
+    return sorted(found, key=preference), rejected
 
 
 def _candidate(registry: Registry, row: PluginRow, environment: Environment) -> LoadedPlugin | str:

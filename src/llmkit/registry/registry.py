@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmkit.errors import ConfigError, PluginError
 from llmkit.hookspecs.kinds import KINDS, kind_named
 from llmkit.hookspecs.plugin import Environment
-from llmkit.registry.auto import Judge, choose_best, judged
+from llmkit.registry.auto import Judge, candidates, choose_best, judged
 from llmkit.registry.breaker import FaultCount
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.building import call_hook
@@ -112,6 +112,12 @@ class Registry:
             for row in rows
         ]
 
+    def of_kind(self, kind: str) -> Registry:
+        """A registry of the plugins of one kind, for a process that needs no others."""
+        registry = Registry([row for row in self._rows if row.kind == kind], self.policy)
+        registry._front_doors.update(self._front_doors)
+        return registry
+
     # ---- registration from Python
 
     def register(self, kind: str, name: str, front_door: Any) -> LoadedPlugin:
@@ -198,6 +204,15 @@ class Registry:
             raise plugin.row.error("; ".join(support.reasons), "Choose another one, or auto.")
         self._record(plugin, choice, "named in the configuration", {})
         return built
+
+    def candidates(self, kind: str, environment: Environment) -> tuple[list[LoadedPlugin], dict[str, str]]:
+        """What `auto` may choose from, best first by rank and not built, and name → reason for every other plugin."""
+        self._before_create(kind)
+        return candidates(self, kind, environment)
+
+    def note_choice(self, plugin: LoadedPlugin, choice: str, reason: str, rejected: dict[str, str]) -> None:
+        """Record in `selections` a choice that was made by other means than `create`."""
+        self._record(plugin, choice, reason, rejected)
 
     def _before_create(self, kind: str) -> None:
         _check_kind(kind)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.sampling_params import SamplingParams
 
@@ -23,6 +24,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by the frontend if the user gave none). stop_token_ids: every id that ends the answer, end-of-sequence ids
     included unless ignored; eos_token_ids: those of them for which stop_reason is None. bad_words_ids: token
     sequences that must not appear. arrival_time: seconds, time.monotonic().
+    grammar: what constrains the text; None if nothing does.
     prior_output_token_ids: tokens that an earlier engine already produced; the request goes on after them.
     kv_transfer_params: for the connector.
     """
@@ -39,6 +41,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     user: str | None = None
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    grammar: GrammarTask | None = None
     prior_output_token_ids: tuple[int, ...] = ()
 
 
@@ -48,7 +51,9 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     index: which of the request's `n` sequences. new_token_ids: tokens appended in this step.
     logprobs: one entry per new token, if asked for. prompt_logprobs: entries for the prompt positions that this
     step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
-    from the prefix cache, fixed at the first admission. error: message, with finish_reason "error".
+    from the prefix cache, fixed at the first admission. error: message, with finish_reason "error"; error_param: the
+    field of the request that is to blame, None if none is. last_token_is_text: the answer ended because its text is
+    complete, so the last token belongs to it although finish_reason is "stop".
     first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
     first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the
     connector wants the client to have, with the end of a sequence.
@@ -63,6 +68,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_param: str | None = None
+    last_token_is_text: bool = False
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
     kv_transfer_params: dict[str, Any] | None = None

@@ -50,7 +50,7 @@ class RequestOutput:
 
     prompt: the text, if there was one. prompt_logprobs: one entry per prompt token, None for the first.
     num_cached_tokens: prompt tokens that the prefix cache held.
-    error: what went wrong, with finish reason "error".
+    error: what went wrong, with finish reason "error"; error_param: the field of the request that is to blame.
     """
 
     request_id: str
@@ -64,6 +64,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
+    error_param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

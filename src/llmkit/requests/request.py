@@ -10,6 +10,7 @@ from llmkit.requests.output import RequestMetrics
 
 if TYPE_CHECKING:
     from llmkit.kv_cache.hashing import ExtraKey
+    from llmkit.scheduling.sequence_grammar import SequenceGrammar
 
 _MASK = 2**64 - 1
 
@@ -17,13 +18,15 @@ _MASK = 2**64 - 1
 class RequestStatus(Enum):
     """WAITING: in the queue, with or without earlier progress. RUNNING: has a slot and blocks.
     PENDING: waits for the first sequence of its group to finish the common prefill. FINISHED: nothing more comes.
-    LOADING: waits for the connector, with the blocks that are loaded, or for its answer, without."""
+    LOADING: waits for the connector, with the blocks that are loaded, or for its answer, without.
+    COMPILING: waits, without blocks, until its grammar is compiled."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PENDING = "pending"
     FINISHED = "finished"
     LOADING = "loading"
+    COMPILING = "compiling"
 
 
 def sequence_seed(seed: int, index: int) -> int:
@@ -94,6 +97,7 @@ class Request:
         "counted",
         "eos_token_ids",
         "extra_keys",
+        "grammar",
         "group",
         "has_sampled",
         "index",
@@ -139,6 +143,7 @@ class Request:
         self.eos_token_ids = request.eos_token_ids
         self.cache_salt = request.cache_salt
         self.extra_keys: tuple[ExtraKey, ...] = ()
+        self.grammar: SequenceGrammar | None = None
         self.status = RequestStatus.WAITING
         self.slot = -1
         self.num_computed_tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,28 @@ class BannedSequences:
         matches = ((prefixes == tail) | (prefixes == -1)).all(axis=1)
         last_tokens: HostArray = self._last_tokens[slot][matches]
         return last_tokens
+
+
+@dataclass(frozen=True)
+class TokenMasks:
+    """The tokens that k of the rows of logits may draw. rows int32[k] on the host, ascending; words int32[k, w]: bit i
+    of word j stands for token 32j+i."""
+
+    rows: HostArray
+    words: HostArray
+
+
+def apply_masks(logits: torch.Tensor, masks: TokenMasks) -> None:
+    """Set what `masks` does not allow to -inf, in place. logits float32[n, v]; there are words for all of v."""
+    words = torch.from_numpy(masks.words).to(logits.device, non_blocking=True)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    forbidden = ((words.unsqueeze(-1) >> shifts) & 1) == 0
+    forbidden = forbidden.view(len(masks.words), -1)[:, : logits.shape[-1]]
+    if len(masks.rows) == len(logits):
+        logits.masked_fill_(forbidden, -torch.inf)
+        return
+    rows = torch.from_numpy(masks.rows.astype(np.int64)).to(logits.device, non_blocking=True)
+    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
 
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor) -> None:

@@ -21,8 +21,9 @@ RESTRICTED = 32
 BANNED = 64
 MIN_TOKENS = 128
 LOGPROBS = 256
+CONSTRAINED = 512
 
-PROCESSED = PENALISED | BIASED | RESTRICTED | BANNED | MIN_TOKENS
+PROCESSED = PENALISED | BIASED | RESTRICTED | BANNED | MIN_TOKENS | CONSTRAINED
 WHOLE_VOCABULARY = -1
 
 
@@ -77,4 +78,5 @@ class SlotParameters:
             | (BANNED if request.bad_words_ids else 0)
             | (MIN_TOKENS if params.min_tokens > 0 and request.stop_token_ids else 0)
             | (LOGPROBS if params.logprobs is not None else 0)
+            | (CONSTRAINED if request.grammar is not None else 0)
         )

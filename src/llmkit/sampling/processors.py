@@ -1,4 +1,5 @@
-"""Everything that changes logits before a token is drawn: restriction, bias, banned words, minimum length, penalties.
+"""Everything that changes logits before a token is drawn: grammar, restriction, bias, banned words, minimum length,
+penalties.
 
 Applied in this order. The result is the distribution that log-probabilities are reported of.
 """
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from llmkit.sampling import parameters
-from llmkit.sampling.masks import BannedSequences, SlotEntries, add_bias, allow_only, forbid
+from llmkit.sampling.masks import BannedSequences, SlotEntries, TokenMasks, add_bias, allow_only, apply_masks, forbid
 from llmkit.sampling.parameters import SlotArray, SlotParameters
 from llmkit.sampling.penalties import Penalties, TokenCounts
 
@@ -54,11 +55,21 @@ class LogitsProcessors:
         self._banned.remove(slot)
         self._counts.remove(slot)
 
-    def apply(self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray, needs: SlotArray) -> None:
+    def apply(
+        self,
+        logits: torch.Tensor,
+        slots: SlotArray,
+        positions: SlotArray,
+        needs: SlotArray,
+        masks: TokenMasks | None = None,
+    ) -> None:
         """Process logits float32[n, v] in place.
 
         slots, positions, needs [n]: the rows' slots, the absolute positions of the tokens to be sampled, flags.
+        masks: of the rows with a grammar.
         """
+        if masks is not None:
+            apply_masks(logits, masks)
         self._restrict(logits, slots, needs)
         biased = self._rows(needs, parameters.BIASED)
         if len(biased):

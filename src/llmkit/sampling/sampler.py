@@ -11,6 +11,7 @@ import torch
 from llmkit.sampling import parameters
 from llmkit.sampling.drawing import Draws, draw
 from llmkit.sampling.logprobs import position_logprobs
+from llmkit.sampling.masks import TokenMasks
 from llmkit.sampling.ordering import best_indices
 from llmkit.sampling.parameters import SlotArray, SlotParameters
 from llmkit.sampling.processors import LogitsProcessors
@@ -23,7 +24,8 @@ NOT_FINITE = -1
 NOTHING_ALLOWED = -2
 FAILURES = {
     NOT_FINITE: "The model's logits for this sequence are not finite (NaN or infinity), so no token can be chosen.",
-    NOTHING_ALLOWED: "allowed_token_ids, bad_words and min_tokens together leave no token that may be chosen.",
+    NOTHING_ALLOWED: "structured_outputs, allowed_token_ids, bad_words and min_tokens together leave no token that may "
+    "be chosen.",
 }
 
 
@@ -58,28 +60,33 @@ class Sampler:
         self._params.needs[slot] = 0
         self._processors.remove(slot)
 
-    def sample(self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         """Sample one token for each row of logits float32[n, v], which are overwritten.
 
-        slots [n]: the rows' slots, no slot twice; positions [n]: absolute positions that the tokens will have.
+        slots [n]: the rows' slots, no slot twice; positions [n]: absolute positions that the tokens will have; masks:
+        of the rows whose request has a grammar.
         """
         needs = self._params.needs[slots]
         all_needs = int(np.bitwise_or.reduce(needs)) if len(needs) else 0
         best = best_indices(logits)
         outcome = torch.where(_values(logits, best).isfinite(), best, NOT_FINITE)
         if all_needs:
-            outcome = self._choose(logits, outcome, Draws(slots, positions, needs), all_needs)
+            outcome = self._choose(logits, outcome, Draws(slots, positions, needs), all_needs, masks)
         sampled = _on_host(outcome)
         if all_needs & parameters.LOGPROBS:
             sampled.logprobs.update(self._logprobs(logits, sampled, slots, needs))
         return sampled
 
-    def _choose(self, logits: torch.Tensor, outcome: torch.Tensor, rows: Draws, all_needs: int) -> torch.Tensor:
+    def _choose(
+        self, logits: torch.Tensor, outcome: torch.Tensor, rows: Draws, all_needs: int, masks: TokenMasks | None
+    ) -> torch.Tensor:
         """Outcome int64[n] of rows of which some need more than the best of their own logits."""
         usable = outcome != NOT_FINITE
         token_ids, possible = outcome, usable
         if all_needs & parameters.PROCESSED:
-            self._processors.apply(logits, rows.slots, rows.positions, rows.needs)
+            self._processors.apply(logits, rows.slots, rows.positions, rows.needs, masks)
             token_ids = best_indices(logits)
             possible = _values(logits, token_ids) > -torch.inf
         if all_needs & parameters.RANDOM:

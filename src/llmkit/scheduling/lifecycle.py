@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmkit.errors import InvalidRequestError
+from llmkit.grammars.cache import GrammarFailure
 from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason
 from llmkit.requests.output import FinishedRequest
 from llmkit.requests.request import Request, RequestGroup, RequestStatus
+from llmkit.scheduling.grammar_gate import PARAM, GrammarGate
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.limits import Limits
 from llmkit.scheduling.pending_loads import EndedLoad
@@ -35,8 +37,10 @@ class Lifecycle:
         running: RunningSet,
         memory: SequenceMemory,
         transfers: Transfers,
+        grammars: GrammarGate,
     ) -> None:
         self._limits = limits
+        self._grammars = grammars
         self._transfers = transfers
         self._queue = queue
         self._running = running
@@ -64,7 +68,11 @@ class Lifecycle:
         self._next_number += len(group.sequences)
         self._groups[request.request_id] = group
         leader = group.leader
-        self._queue.add(leader)
+        if request.grammar is not None:
+            leader.status = RequestStatus.COMPILING
+            self._grammars.enter(group)
+        else:
+            self._queue.add(leader)
         if request.max_tokens > 0 and leader.num_tokens >= leader.stop_at:
             self.end_with_news(leader, "length")  # resumed, but already as long as it may get
 
@@ -97,7 +105,7 @@ class Lifecycle:
             self._queue.remove(request)
         elif status is RequestStatus.LOADING:
             self._transfers.give_up(request)
-        else:
+        elif status is RequestStatus.PENDING:
             group.pending.remove(request)
         request.status = RequestStatus.FINISHED
         group.finish_reasons[request.index] = reason
@@ -118,12 +126,33 @@ class Lifecycle:
             self._close(group)
         return transfer_params
 
-    def end_with_news(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """`end`, and an output that says so."""
+    def end_with_news(
+        self, request: Request, reason: FinishReason, error: str | None = None, param: str | None = None
+    ) -> None:
+        """`end`, and an output that says so. param: the field of the request that is to blame for the error."""
         transfer_params = self.end(request, reason, error)
         output = _end_of(request, reason, error)
+        output.error_param = param
         output.kv_transfer_params = transfer_params
         self._news.append(output)
+
+    def settle_grammars(self) -> None:
+        """Requests whose grammar has been compiled wait for their turn; those that get none end."""
+        for group, result in self._grammars.leave():
+            problem = result.message if isinstance(result, GrammarFailure) else self._grammars.begin(group, result)
+            if problem is not None:
+                param = None if isinstance(result, GrammarFailure) and not result.refused else PARAM
+                for request in reversed(group.sequences):
+                    if request.status is not RequestStatus.FINISHED:
+                        self.end_with_news(request, "error", problem, param)
+                continue
+            for request in reversed(group.sequences):
+                complete = request.grammar is not None and request.grammar.complete
+                if complete and request.status is not RequestStatus.FINISHED:
+                    self.end_with_news(request, "stop")
+            if group.leader.status is RequestStatus.COMPILING:
+                group.leader.status = RequestStatus.WAITING
+                self._queue.add(group.leader)
 
     def park(self, request: Request) -> None:
         """The request that should enter next waits for the connector's answer, and lets others go first."""
@@ -253,13 +282,13 @@ class Lifecycle:
                 (RequestStatus.WAITING, request in self._queue),
                 (RequestStatus.PENDING, request in request.group.pending),
                 (RequestStatus.LOADING, request in self._transfers),
+                (RequestStatus.COMPILING, request is request.group.leader and request.group in self._grammars),
             )
             for place, is_there in places:
                 assert is_there == (status is place), f"{request} and {place}: {is_there}"
             assert (request.slot >= 0) == (status is RequestStatus.RUNNING), f"{request} and its slot"
-            assert status not in (RequestStatus.WAITING, RequestStatus.PENDING) or not request.capacity, (
-                f"{request} holds blocks"
-            )
+            without_blocks = (RequestStatus.WAITING, RequestStatus.PENDING, RequestStatus.COMPILING)
+            assert status not in without_blocks or not request.capacity, f"{request} holds blocks"
             swapped = status is RequestStatus.WAITING and request.num_computed_tokens > 0
             assert self._memory.is_swapped(request) == swapped, f"{request} and the swap space"
         counts = Counter(request.status for request in sequences)
@@ -267,6 +296,7 @@ class Lifecycle:
             ("run", len(running), RequestStatus.RUNNING),
             ("wait", len(self._queue), RequestStatus.WAITING),
             ("wait for the connector", self._transfers.num_waiting, RequestStatus.LOADING),
+            ("wait for a grammar", len(self._grammars), RequestStatus.COMPILING),
         ):
             assert count == counts[status], f"{count} {name}, {counts[status]} should"
         self._running.check_integrity()
@@ -276,6 +306,9 @@ class Lifecycle:
         leader = group.pending.pop()
         group.leader = leader
         group.num_unforked -= 1
+        if group in self._grammars:
+            leader.status = RequestStatus.COMPILING
+            return
         leader.status = RequestStatus.WAITING
         self._queue.add(leader)
 
@@ -283,6 +316,7 @@ class Lifecycle:
         self._memory.free(group.leader)
         request = group.request
         del self._groups[request.request_id]
+        self._grammars.drop(group)
         group.metrics.finished_time = time.monotonic()
         self._finished.append(
             FinishedRequest(

@@ -81,6 +81,8 @@ class StepPlan:
     block_copies: (source, destination) allocation blocks, copied before the forward (copy-on-write).
     swaps_out, swaps_in: (device block, host block) to be copied to the host and back; a swap in may read what a swap
     out of the same step has written.
+    grammar_rows int32[k]: rows that sample under a grammar; grammar_masks int32[k, words]: for each, the tokens that
+    may come next, bit i of word w: token 32w+i. None if there are no such rows.
     removed_slots: given up since the last plan; after a step that was broken off all of them, also empty ones.
     requests: the scheduler's own records of the rows, same order; never leaves the process.
     transfers: for the connector; a step may have these and no rows.
@@ -99,6 +101,8 @@ class StepPlan:
     removed_slots: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list, repr=False)
     transfers: StepTransfers | None = None
+    grammar_rows: IntArray | None = None
+    grammar_masks: IntArray | None = None
 
     @property
     def num_rows(self) -> int:

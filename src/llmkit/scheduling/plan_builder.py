@@ -6,7 +6,7 @@ import numpy as np
 
 from llmkit.kv_cache.manager import TableUpdate
 from llmkit.requests.request import Request
-from llmkit.scheduling.plan import AddedRow, BlockUpdate, StepPlan, StepTransfers
+from llmkit.scheduling.plan import AddedRow, BlockUpdate, IntArray, StepPlan, StepTransfers
 
 
 class PlanBuilder:
@@ -75,6 +75,7 @@ class PlanBuilder:
         slots: list[int] = []
         starts: list[int] = []
         samples: list[bool] = []
+        constrained: list[int] = []
         for request, num_new in zip(self.requests, self.num_new, strict=True):
             start = request.num_computed_tokens
             end = start + num_new
@@ -84,6 +85,8 @@ class PlanBuilder:
             request.last_step = step
             if end == request.num_expected_tokens and request.sampling:
                 request.num_expected_tokens = end + 1
+                if request.grammar is not None:
+                    constrained.append(len(samples))
                 samples.append(True)
             else:
                 samples.append(False)
@@ -101,4 +104,10 @@ class PlanBuilder:
             removed_slots=removed_slots,
             requests=self.requests,
             transfers=transfers,
+            grammar_rows=np.array(constrained, np.int32) if constrained else None,
+            grammar_masks=self._masks(constrained) if constrained else None,
         )
+
+    def _masks(self, rows: list[int]) -> IntArray:
+        grammars = [self.requests[row].grammar for row in rows]
+        return np.stack([grammar.row for grammar in grammars if grammar is not None])

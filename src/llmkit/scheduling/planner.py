@@ -92,6 +92,8 @@ class Planner:
             if num_new == 1:
                 if not decode or expected >= request.stop_at:
                     continue  # at its full length: the last token is on its way
+                if request.grammar is not None and expected > len(request.token_ids):
+                    continue  # what may come next depends on the token that is on its way
             elif num_new > 1 and prefill:
                 num_new = self._chunk(request, num_new, batch.budget)
                 if not num_new:

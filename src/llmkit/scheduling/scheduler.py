@@ -13,6 +13,7 @@ from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.requests.output import FinishedRequest
+from llmkit.scheduling.grammar_gate import GrammarGate
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.lifecycle import Lifecycle
 from llmkit.scheduling.limits import Limits
@@ -25,6 +26,7 @@ from llmkit.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
+    from llmkit.grammars.service import GrammarService
     from llmkit.kv_cache.events import KVEvent
     from llmkit.registry.breaker import Breaker
     from llmkit.registry.timings import CallTiming
@@ -43,7 +45,7 @@ class Scheduler:
 
     on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
     policy_breaker: counts the policy's faults; one of its own by default. connector: the deciding half of a connector.
-    clock: seconds, for its timeouts.
+    clock: seconds, for its timeouts. grammars: compiles; without, a request with a grammar fails.
 
     Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
     """
@@ -59,11 +61,13 @@ class Scheduler:
         policy_breaker: Breaker | None = None,
         connector: GuardedConnector | None = None,
         clock: Callable[[], float] = monotonic,
+        grammars: GrammarService | None = None,
     ) -> None:
         self.max_concurrent_steps = max_concurrent_steps
         self.transfers = Transfers(
             connector, config.connector, max_loading=config.scheduler.max_num_seqs or 1, clock=clock
         )
+        self.grammars = GrammarGate(grammars, config.structured.mask_timeout_s)
         self._new_manager = partial(
             KVCacheManager,
             layout,
@@ -88,7 +92,7 @@ class Scheduler:
     def _connect_parts(self) -> None:
         self.transfers.bind(self.manager)
         self.memory = SequenceMemory(self.manager, self.transfers.holds.give_up_filled)
-        self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory, self.transfers)
+        self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory, self.transfers, self.grammars)
         self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers)
         self._results = StepResults(self.memory, self._lifecycle)
 
@@ -125,6 +129,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None if there is nothing to compute, and nothing to move, now."""
         self._settle_loads()
+        self._lifecycle.settle_grammars()
         batch = self._planner.choose(self._next_step, self._landed_step)
         transfers = self.transfers.plan(self._next_step, batch, idle=self._landed_step == self._next_step - 1)
         if not batch.requests and transfers is None:
@@ -180,6 +185,7 @@ class Scheduler:
 
     def _begin_anew(self) -> None:
         self.queue.clear()
+        self.grammars.clear()
         self.manager = self._new_manager()
         self.manager.reset_prefix_cache()  # whoever follows the events learns that nothing is cached any more
         self.running = RunningSet(self.limits.max_num_seqs)
@@ -211,8 +217,9 @@ class Scheduler:
         return True
 
     def close(self) -> None:
-        """Close the connector's half. May be called twice."""
+        """Close the connector's half, and end what compiles grammars. May be called twice."""
         self.transfers.close()
+        self.grammars.close()
 
     def check_integrity(self) -> None:
         """Recount everything. Raises IntegrityError or AssertionError naming the first disagreement."""

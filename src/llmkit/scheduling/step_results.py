@@ -43,7 +43,8 @@ class StepResults:
             status = request.status
             if status is finished:
                 continue
-            if token < 0 or status is not running or not request.has_sampled or row in special:
+            plain = request.has_sampled and request.grammar is None
+            if token < 0 or status is not running or not plain or row in special:
                 output = self._apply_row(plan, row, end, result)
                 if output is None:
                     continue
@@ -115,8 +116,28 @@ class StepResults:
         if request.status is RequestStatus.WAITING:
             request.num_expected_tokens = len(request.token_ids)  # preempted while the token was on its way
         output.new_token_ids = [token]
+        if request.grammar is not None and not self._goes_on(request, token, output):
+            return
         if token in request.stop_token_ids or len(request.token_ids) >= request.stop_at:
             self._stop(request, token, output)
+
+    def _goes_on(self, request: Request, token: int, output: EngineOutput) -> bool:
+        """Take the grammar of `request` on by its last token, `token`; False if that has ended the request."""
+        grammar = request.grammar
+        assert grammar is not None
+        length = len(request.token_ids)
+        if token in request.stop_token_ids and length >= request.stop_length:
+            return True  # the answer ends, which `_stop` sees to
+        problem = grammar.advance([token], last=length >= request.stop_at)
+        if problem is not None:
+            output.finish_reason, output.error = "error", problem
+        elif grammar.complete:
+            output.finish_reason, output.last_token_is_text = "stop", True
+            request.group.metrics.last_token_time = time.monotonic()
+        else:
+            return True
+        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, problem)
+        return False
 
     def _first_token(self, request: Request, num_computed_tokens: int) -> None:
         request.has_sampled = True

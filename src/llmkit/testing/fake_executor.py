@@ -17,7 +17,7 @@ import numpy as np
 from llmkit.hookspecs.executor import Executor
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineRequest
-from llmkit.scheduling.plan import AddedRow, StepPlan, StepResult
+from llmkit.scheduling.plan import AddedRow, IntArray, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llmkit.execution.setup import WorkerReport, WorkerSetup
@@ -38,9 +38,13 @@ def next_hash(history: int, token: int) -> int:
     return (history * 1_000_003 + token + 1) % _PRIME
 
 
-def sample(history: int, seed: int) -> int:
-    """The fake model's token after a history, for a sequence with `seed`."""
-    return (history * 31 + seed * 7_919) % _PRIME % VOCABULARY
+def sample(history: int, seed: int, mask: IntArray | None = None) -> int:
+    """The fake model's token after a history, for a sequence with `seed`; one of `mask` int32[words], if given."""
+    number = (history * 31 + seed * 7_919) % _PRIME
+    if mask is None:
+        return number % VOCABULARY
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCABULARY])
+    return int(allowed[number % len(allowed)])
 
 
 def fake_answer(prompt: Iterable[int], seed: int, num_tokens: int) -> list[int]:
@@ -209,7 +213,7 @@ class FakeExecutor(Executor):
         for row, slot in rows:
             state, end = self._slots[slot], starts[row] + news[row]
             if plan.samples[row]:
-                result.token_ids[row] = self._sample(state, end, result, row)
+                result.token_ids[row] = self._sample(state, end, result, row, _mask(plan, row))
             _prompt_logprobs(state, starts[row], end, result, row)
         if self._failing_rows is not None:
             result.failed.update(self._failing_rows(plan))
@@ -315,14 +319,23 @@ class FakeExecutor(Executor):
                     f"{end} holds something else in block {int(blocks[wrong[0]])}"
                 )
 
-    def _sample(self, state: _Slot, end: int, result: StepResult, row: int) -> int:
+    def _sample(self, state: _Slot, end: int, result: StepResult, row: int, mask: IntArray | None) -> int:
         if end != len(state.tokens):
             self._violation(f"row {row} samples at {end} of {len(state.tokens)} tokens")
-        token = sample(state.hashes[end - 1], state.seed)
+        if (mask is None) != (state.request.grammar is None):
+            self._violation(f"row {row}: a mask without a grammar, or the other way round")
+        token = sample(state.hashes[end - 1], state.seed, mask)
         state.tokens.append(token)
         if state.request.sampling_params.logprobs is not None:
             result.logprobs[row] = _logprobs(token)
         return token
+
+
+def _mask(plan: StepPlan, row: int) -> IntArray | None:
+    if plan.grammar_rows is None or plan.grammar_masks is None or row not in plan.grammar_rows:
+        return None
+    mask: IntArray = plan.grammar_masks[plan.grammar_rows.tolist().index(row)]
+    return mask
 
 
 def _logprobs(token: int) -> PositionLogprobs:

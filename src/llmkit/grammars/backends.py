@@ -1,0 +1,204 @@
+"""The grammar engines of one model: built when first needed, and chosen for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llmkit.errors import InvalidRequestError, LlmkitError, PluginError, described
+from llmkit.grammars.schema_document import PARAM
+from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
+from llmkit.registry.breakers import Breakers
+from llmkit.requests.grammar_task import GrammarTask
+
+if TYPE_CHECKING:
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
+    from llmkit.hookspecs.plugin import Environment
+    from llmkit.registry import Registry
+    from llmkit.registry.breaker import Breaker
+    from llmkit.registry.loading import LoadedPlugin
+    from llmkit.registry.timings import CallTiming
+
+KIND = "structured"
+MAX_SHOWN = 3
+
+
+@dataclass
+class Backend:
+    """One grammar engine. choice: what names it in the configuration, here and in the compile process."""
+
+    choice: str
+    plugin: LoadedPlugin
+    breaker: Breaker
+    calls: dict[str, CallTiming]
+    compiler: GrammarCompiler | None = None
+    rejected: str | None = None
+
+
+class GrammarBackends:
+    """Chooses a grammar engine for a request, and says why, and why not the others.
+
+    choice: a plugin, or "auto": the one with the highest score, then rank, that has no problems with the request.
+    vocabulary: makes the model's, when the first compiler is built. Thread-safe enough for one frontend and one engine:
+    what two threads may do twice has the same outcome.
+    """
+
+    def __init__(
+        self,
+        choice: str,
+        registry: Registry,
+        environment: Environment,
+        vocabulary: Callable[[], TokenVocabulary],
+        breakers: Breakers | None = None,
+    ) -> None:
+        self.choice = choice
+        self.registry = registry
+        self._environment = environment
+        self._make_vocabulary = vocabulary
+        self._breakers = breakers or Breakers()
+        self._noted: set[str] = set()
+        self._rejected: dict[str, str] = {}
+
+    @cached_property
+    def vocabulary(self) -> TokenVocabulary:
+        return self._make_vocabulary()
+
+    def require(self) -> None:
+        """Build the engine that the configuration names; nothing for "auto". Raises PluginError, ConfigError."""
+        if self.choice == "auto":
+            return
+        problems = self._named.plugin.problems(self._environment)
+        if problems:
+            hint = self._named.plugin.install_hint() or "Choose another one, or auto."
+            raise self._named.plugin.row.error("; ".join(problems), hint)
+        self._build(self._named)
+        self._note(self._named, "named in the configuration", {})
+
+    def choose(self, request: GrammarRequest) -> GrammarTask:
+        """The engines to try for `request`, best first. Raises InvalidRequestError if none can express it, naming what
+        stands in the way and, where another engine than the configured one could, that one."""
+        if self.choice != "auto":
+            return self._choose_named(request)
+        reasons: dict[str, str] = {}
+        ordered = sorted(self._candidates, key=lambda backend: -self._score(backend, request))
+        for i, backend in enumerate(ordered):
+            why_not = self.why_not(backend, request)
+            if why_not is None:
+                self._note(backend, f"the best that can express a {request.kind} constraint", reasons)
+                return GrammarTask(request, tuple(other.choice for other in ordered[i:]))
+            reasons[backend.choice] = why_not
+        raise self._nobody(request, reasons)
+
+    def backend(self, choice: str) -> Backend:
+        """One of the engines of a GrammarTask. Raises KeyError for any other."""
+        if self.choice != "auto":
+            return self._named
+        return next(backend for backend in self._candidates if backend.choice == choice)
+
+    def compiler(self, choice: str) -> GrammarCompiler:
+        """The compiler of `backend(choice)`. Raises PluginError if it cannot be built."""
+        backend = self.backend(choice)
+        return backend.compiler or self._build(backend)
+
+    def why_not(self, backend: Backend, request: GrammarRequest) -> str | None:
+        """Why `backend` cannot serve `request`; None if it can. Raises InvalidRequestError for a malformed one."""
+        if backend.breaker.open:
+            return f"it has failed too often and is left alone for a while (last: {backend.breaker.last_fault})"
+        if backend.rejected is not None:
+            return backend.rejected
+        try:
+            compiler = backend.compiler or self._build(backend)
+            problems = [str(problem) for problem in compiler.problems(request)]
+        except InvalidRequestError:
+            raise
+        except PluginError as error:
+            backend.rejected = error.message
+            return error.message
+        except Exception as error:
+            backend.breaker.record(error)
+            return f"it failed when asked whether it can: {described(error)}"
+        return " ".join(problems[:MAX_SHOWN]) if problems else None
+
+    # ---- who there is
+
+    @cached_property
+    def _named(self) -> Backend:
+        return self._backend_of(self.choice, self.registry.load(KIND, self.choice))
+
+    @cached_property
+    def _candidates(self) -> list[Backend]:
+        plugins, self._rejected = self.registry.candidates(KIND, self._environment)
+        return [self._backend_of(plugin.row.name, plugin) for plugin in plugins]
+
+    def _backend_of(self, choice: str, plugin: LoadedPlugin) -> Backend:
+        timing = self.registry.timings.of(plugin.row)
+        return Backend(choice, plugin, self._breakers.of(KIND, plugin.row.name), timing.calls)
+
+    def _build(self, backend: Backend) -> GrammarCompiler:
+        built = self.registry.build(backend.plugin, {"vocabulary": self.vocabulary})
+        assert isinstance(built, GrammarCompiler)
+        backend.compiler = built
+        return built
+
+    def _score(self, backend: Backend, request: GrammarRequest) -> int:
+        if backend.breaker.open or backend.rejected is not None:
+            return 0
+        try:
+            return int((backend.compiler or self._build(backend)).score(request))
+        except LlmkitError as error:
+            backend.rejected = error.message
+        except Exception as error:
+            backend.breaker.record(error)
+        return 0
+
+    def _note(self, backend: Backend, reason: str, rejected: dict[str, str]) -> None:
+        if backend.choice not in self._noted:
+            self._noted.add(backend.choice)
+            self.registry.note_choice(backend.plugin, self.choice, reason, {**self._rejected, **rejected})
+
+    # ---- refusals
+
+    def _choose_named(self, request: GrammarRequest) -> GrammarTask:
+        backend = self._named
+        why_not = self.why_not(backend, request)
+        if why_not is None:
+            return GrammarTask(request, (backend.choice,))
+        able = [
+            other.choice
+            for other in self._candidates
+            if other.plugin.row.identity != backend.plugin.row.identity and self.why_not(other, request) is None
+        ]
+        raise InvalidRequestError(
+            f"structured_outputs: {backend.choice} cannot express this {request.kind} constraint: {why_not}",
+            param=PARAM,
+            hint=f"{able[0]} can (--structured {able[0]}, or auto)." if able else None,
+        )
+
+    def _nobody(self, request: GrammarRequest, reasons: dict[str, str]) -> InvalidRequestError:
+        if not reasons:
+            others = " ".join(f"{name}: {why.rstrip('.')}." for name, why in self._rejected.items())
+            return InvalidRequestError(
+                f"structured_outputs needs a grammar engine, and none can be used here. {others}".rstrip(),
+                param=PARAM,
+                hint=self._install_hint(),
+            )
+        words = " ".join(f"{name}: {why.rstrip('.')}." for name, why in reasons.items())
+        return InvalidRequestError(
+            f"structured_outputs: no grammar engine can express this {request.kind} constraint. {words}", param=PARAM
+        )
+
+    def _install_hint(self) -> str | None:
+        """How to get the best engine whose library is missing; None if that is not what is wrong."""
+        found: list[tuple[int, str]] = []
+        for row in self.registry.find(KIND):
+            if not self.registry.in_auto(row):
+                continue
+            try:
+                plugin = self.registry.load_row(row)
+            except PluginError:
+                continue
+            if hint := plugin.install_hint():
+                found.append((-plugin.info.rank, hint))
+        return min(found)[1] if found else None

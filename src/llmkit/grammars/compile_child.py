@@ -1,0 +1,102 @@
+"""Compiling one grammar in a child process that may die of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import threading
+from time import perf_counter
+from typing import NoReturn
+
+import numpy as np
+
+from llmkit.errors import InvalidRequestError, described
+from llmkit.grammars.compile_messages import Outcome
+from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
+
+STACK_BYTES = 4 << 20
+"""Stack of the thread that compiles here. The thread that loads in the engine has a larger one: what did not overflow
+here will not there."""
+
+NICE = 10
+_OUT_OF_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory", "memory allocation", "std::length_error")
+
+
+def run_child(
+    number: int,
+    compiler: GrammarCompiler,
+    request: GrammarRequest,
+    num_words: int,
+    write_fd: int,
+    *,
+    timeout_s: float,
+    memory_bytes: int,
+) -> NoReturn:
+    """Compile, try the result, write the pickled Outcome to `write_fd`, and end the process. Called after a fork."""
+    status = 1
+    try:
+        os.nice(NICE)  # the step loop comes first
+        _limit(timeout_s, memory_bytes)
+        outcome = _in_thread(number, compiler, request, num_words)
+        data = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
+        with os.fdopen(write_fd, "wb") as stream:
+            stream.write(data)
+        status = 0
+    except MemoryError:
+        status = 2
+    finally:
+        os._exit(status)
+
+
+def _limit(timeout_s: float, memory_bytes: int) -> None:
+    """Limits that hold even if nobody is left to watch: processor time, memory beyond what the process has, no core."""
+    seconds = int(timeout_s) + 1 + int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+    _lower(resource.RLIMIT_CPU, seconds)
+    _lower(resource.RLIMIT_CORE, 0)
+    held = _address_space()
+    if held is not None:
+        _lower(resource.RLIMIT_AS, held + memory_bytes + STACK_BYTES)
+
+
+def _lower(what: int, limit: int) -> None:
+    _, hard = resource.getrlimit(what)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(what, (limit, hard))
+
+
+def _address_space() -> int | None:
+    """Bytes of address space of this process; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
+
+
+def _in_thread(number: int, compiler: GrammarCompiler, request: GrammarRequest, num_words: int) -> Outcome:
+    outcomes: list[Outcome] = []
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=lambda: outcomes.append(_outcome(number, compiler, request, num_words)))
+    thread.start()
+    thread.join()
+    return outcomes[0]
+
+
+def _outcome(number: int, compiler: GrammarCompiler, request: GrammarRequest, num_words: int) -> Outcome:
+    start = perf_counter()
+    try:
+        data = compiler.compile(request)
+        # What the engine will do with it: a grammar that dies of that shall do so here.
+        row = np.zeros(num_words, dtype=np.int32)
+        grammar = compiler.load(request, data).start()
+        grammar.fill_bitmask(row)
+        grammar.is_accepting()
+        return Outcome(number, "compiled", data, seconds=perf_counter() - start)
+    except InvalidRequestError as error:
+        return Outcome(number, "refused", message=str(error))
+    except BaseException as error:
+        words = described(error)
+        if isinstance(error, MemoryError) or any(sign in words.lower() for sign in _OUT_OF_MEMORY):
+            return Outcome(number, "limit", message=words)
+        return Outcome(number, "failed", message=words)

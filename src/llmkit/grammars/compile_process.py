@@ -1,0 +1,195 @@
+"""The engine's end of the compile process: starts it, sends grammars, hands on outcomes, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import BinaryIO, cast
+
+from llmkit.grammars import compile_messages as messages
+from llmkit.grammars.compile_messages import Cancel, Compile, Hello, Outcome
+
+logger = logging.getLogger("llmkit.grammars")
+
+START_S = 120.0
+"""Longest silence of a process that has something to do, beyond the time limit of a grammar: it may be importing."""
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from llmkit.grammars.compile_server import main; main()"
+)
+_ONE_THREAD = {
+    # A process that forks has to have one thread; and one that compiles needs no more.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Arenas of the allocator reserve address space by the thread, which would count against the memory limit.
+    "MALLOC_ARENA_MAX": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class CompileProcess:
+    """Started with the first grammar, and again after it has died. `send` and `cancel` come from any thread and never
+    wait; `on_outcome` is called in a thread of this object, with an Outcome for every number sent and not cancelled."""
+
+    def __init__(self, hello: Callable[[], Hello], on_outcome: Callable[[Outcome], None]) -> None:
+        self._make_hello = hello
+        self._on_outcome = on_outcome
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._to_send: list[Compile | Cancel] = []
+        self._pending: dict[int, Compile] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._last_sign = 0.0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def send(self, task: Compile) -> None:
+        """Compile a grammar, as soon as there is room."""
+        with self._lock:
+            if not self._pending:
+                self._last_sign = monotonic()
+            self._pending[task.number] = task
+            self._to_send.append(task)
+            self._changed.notify_all()
+            if not self._threads:
+                self._start_thread("llmkit-grammar-sender", self._serve)
+
+    def cancel(self, number: int) -> None:
+        """Nobody wants it any more: what has been done for it is thrown away, and its child killed."""
+        with self._lock:
+            if self._pending.pop(number, None) is not None:
+                self._to_send.append(Cancel(number))
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the process and the threads. May be called twice."""
+        with self._lock:
+            self._closed = True
+            self._pending.clear()
+            self._changed.notify_all()
+            process, threads = self._process, self._threads
+        if process is not None:
+            _kill_with_children(process)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        """Sends what there is to send; starts the process when there is something and none runs."""
+        while True:
+            with self._lock:
+                while not self._to_send and not self._closed:
+                    self._changed.wait(self._seconds_left())
+                    if self._is_silent():
+                        self._kill_silent()
+                if self._closed:
+                    return
+                to_send, self._to_send = self._to_send, []
+            self._send_all(to_send)
+
+    def _send_all(self, to_send: list[Compile | Cancel]) -> None:
+        try:
+            process = self._running()
+            for message in to_send:
+                messages.write(cast("BinaryIO", process.stdin), message)
+        except OSError as error:
+            logger.warning("the compile process cannot be reached: %s", error)
+            self._fail_all("The process that compiles grammars could not be started or has died.")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        if process is not None and process.poll() is None:
+            return process
+        environment: Mapping[str, str] = {**os.environ, **_ONE_THREAD}
+        path = [os.path.abspath(entry) for entry in sys.path]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        with self._lock:
+            self._process = process
+            if self._closed:
+                _kill_with_children(process)
+        messages.write(cast("BinaryIO", process.stdin), path)
+        messages.write(cast("BinaryIO", process.stdin), self._make_hello())
+        with self._lock:
+            self._start_thread("llmkit-grammar-receiver", lambda: self._receive(process))
+        return process
+
+    def _receive(self, process: subprocess.Popen[bytes]) -> None:
+        """Hands on what one process answers, until it is gone."""
+        stream = cast("BinaryIO", process.stdout)
+        try:
+            while True:
+                message = messages.read(stream)
+                with self._lock:
+                    self._last_sign = monotonic()
+                    wanted = isinstance(message, Outcome) and self._pending.pop(message.number, None) is not None
+                if wanted:
+                    self._on_outcome(message)
+        except (EOFError, OSError):
+            pass
+        _kill_with_children(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                _close(pipe)
+        if not self._closed:
+            self._fail_all("The process that compiles grammars has died.")
+
+    def _fail_all(self, message: str) -> None:
+        with self._lock:
+            numbers = list(self._pending)
+            self._pending.clear()
+        for number in numbers:
+            self._on_outcome(Outcome(number, "crashed", message=message))
+
+    def _seconds_left(self) -> float | None:
+        return None if not self._pending else max(0.1, self._last_sign + START_S - monotonic())
+
+    def _is_silent(self) -> bool:
+        return bool(self._pending) and monotonic() - self._last_sign > START_S
+
+    def _kill_silent(self) -> None:
+        logger.warning("the compile process has said nothing for %.0f s and is ended", START_S)
+        self._last_sign = monotonic()
+        if self._process is not None:
+            _kill_with_children(self._process)
+
+
+def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """They are one session, and so one group of processes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them are gone
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _close(pipe: object) -> None:
+    with contextlib.suppress(OSError):  # what could not be written to the dead process
+        pipe.close()  # type: ignore[attr-defined]

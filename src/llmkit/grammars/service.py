@@ -1,0 +1,259 @@
+"""Grammars for the engine core: from a task to a compiled grammar, without ever holding up the step loop."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmkit.errors import InvalidRequestError, described
+from llmkit.grammars.cache import GrammarCache, GrammarFailure, Key, ReadyGrammar
+from llmkit.grammars.compile_messages import Compile, Hello, Outcome
+from llmkit.grammars.compile_process import CompileProcess
+from llmkit.requests.grammar_task import GrammarTask
+
+if TYPE_CHECKING:
+    from llmkit.config.sections import StructuredConfig
+    from llmkit.grammars.backends import GrammarBackends
+
+logger = logging.getLogger("llmkit.grammars")
+
+STACK_BYTES = 16 << 20
+"""Stack of the threads that load: more than the child had in which the same was tried."""
+
+LOADERS = 2
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A task under way. result: the grammar, or why there is none; None until it is known. tried: engine → why it
+    failed, of those before the current one."""
+
+    task: GrammarTask
+    result: ReadyGrammar | GrammarFailure | None = None
+    position: int = 0
+    tried: dict[str, str] = field(default_factory=dict)
+    key: Key | None = None
+
+    @property
+    def backend(self) -> str:
+        return self.task.backends[self.position]
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A grammar that is being compiled, for everybody who waits for it."""
+
+    number: int
+    key: Key
+    tickets: list[Ticket] = field(default_factory=list)
+
+
+class GrammarService:
+    """Compiles in the compile process, loads in threads, keeps a cache. `submit`, `cancel`, `finished` and `wait` come
+    from the thread of the step loop; none of them compiles, loads or waits for a lock that somebody keeps.
+
+    Equal grammars are compiled once, however many wait. An engine that refuses, crashes or needs too much is followed
+    by the next of the task's engines that has no problems with the request.
+    """
+
+    def __init__(self, backends: GrammarBackends, config: StructuredConfig) -> None:
+        self._backends = backends
+        self._config = config
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._numbers = itertools.count()
+        self._cache = GrammarCache(config.cache_mib << 20)
+        self._pending: dict[Key, _Pending] = {}
+        self._by_number: dict[int, _Pending] = {}
+        self._finished: deque[Ticket] = deque()
+        self._loaders: ThreadPoolExecutor | None = None
+        self._process = CompileProcess(self._hello, self._arrived)
+        self._closed = False
+
+    @property
+    def cache(self) -> GrammarCache:
+        return self._cache
+
+    @property
+    def process(self) -> CompileProcess:
+        return self._process
+
+    @property
+    def backends(self) -> GrammarBackends:
+        return self._backends
+
+    def submit(self, task: GrammarTask) -> Ticket:
+        """Have a grammar made. The ticket may have its result at once; otherwise `finished` returns it one day."""
+        ticket = Ticket(task)
+        self._start(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Its request is gone. A grammar that nobody else waits for is not compiled any further."""
+        with self._lock:
+            pending = self._pending.get(ticket.key) if ticket.key is not None else None
+            if pending is None or ticket not in pending.tickets:
+                return
+            pending.tickets.remove(ticket)
+            if pending.tickets:
+                return
+            del self._pending[pending.key]
+            self._by_number.pop(pending.number, None)
+        self._process.cancel(pending.number)
+
+    def finished(self) -> list[Ticket]:
+        """Tickets that have got their result since the last call."""
+        self._news.clear()
+        tickets: list[Ticket] = []
+        while self._finished:
+            tickets.append(self._finished.popleft())
+        return tickets
+
+    def wait(self, timeout_s: float) -> None:
+        """Until `finished` has something to return, or the time is over."""
+        self._news.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the compile process and the threads. May be called twice."""
+        self._closed = True
+        self._process.close()
+        if self._loaders is not None:
+            self._loaders.shutdown(wait=True, cancel_futures=True)
+
+    # ---- one engine after another
+
+    def _start(self, ticket: Ticket) -> None:
+        """Ask for the grammar of the ticket's current engine."""
+        key = (ticket.backend, ticket.task.request)
+        with self._lock:
+            ticket.key = key
+            known = self._cache.get(key)
+            pending = self._pending.get(key)
+            if known is None and pending is not None:
+                pending.tickets.append(ticket)
+                return
+            if known is None:
+                pending = self._pending[key] = _Pending(next(self._numbers), key, [ticket])
+                self._by_number[pending.number] = pending
+        if isinstance(known, ReadyGrammar):
+            ticket.result = known
+        elif isinstance(known, GrammarFailure):
+            self._failed(ticket, known)
+        else:
+            assert pending is not None
+            self._process.send(Compile(pending.number, *key))
+
+    def _failed(self, ticket: Ticket, failure: GrammarFailure) -> None:
+        """The current engine has no grammar for the ticket: the next, or the end."""
+        ticket.tried[ticket.backend] = failure.message
+        for position in range(ticket.position + 1, len(ticket.task.backends)):
+            ticket.position = position
+            why_not = self._why_not(ticket)
+            if why_not is None:
+                self._start(ticket)
+                return
+            ticket.tried[ticket.backend] = why_not
+        if len(ticket.tried) == 1:
+            ticket.result = failure
+        else:
+            words = " ".join(f"{name}: {why.rstrip('.')}." for name, why in ticket.tried.items())
+            ticket.result = GrammarFailure(f"No grammar engine could compile this. {words}", failure.refused)
+
+    def _why_not(self, ticket: Ticket) -> str | None:
+        try:
+            return self._backends.why_not(self._backends.backend(ticket.backend), ticket.task.request)
+        except InvalidRequestError as error:
+            return error.message
+
+    # ---- in threads of the compile process and of the loaders
+
+    def _hello(self) -> Hello:
+        config = self._config
+        return Hello(
+            self._backends.registry.of_kind("structured"),
+            self._backends.vocabulary,
+            config.compile_timeout_s,
+            config.compile_memory_mib << 20,
+            config.compile_processes,
+        )
+
+    def _arrived(self, outcome: Outcome) -> None:
+        with self._lock:
+            pending = self._by_number.get(outcome.number)
+            if pending is None or self._closed:
+                return
+            if outcome.kind == "compiled" and self._loaders is None:
+                self._loaders = _loaders()
+        if outcome.kind == "compiled":
+            assert self._loaders is not None
+            self._loaders.submit(self._load, pending, outcome)
+            return
+        backend = pending.key[0]
+        if outcome.kind in ("crashed", "failed"):
+            self._backends.backend(backend).breaker.record(outcome.message)
+        self._settle(pending, _failure(backend, outcome))
+
+    def _load(self, pending: _Pending, outcome: Outcome) -> None:
+        choice, request = pending.key
+        result: ReadyGrammar | GrammarFailure
+        try:
+            compiled = self._backends.compiler(choice).load(request, outcome.data)
+            row = np.zeros(self._backends.vocabulary.num_words, dtype=np.int32)
+            grammar = compiled.start()
+            grammar.fill_bitmask(row)
+            row.flags.writeable = False
+            result = ReadyGrammar(choice, compiled, row, bool(grammar.is_accepting()))
+        except InvalidRequestError as error:
+            result = GrammarFailure(error.message)
+        except BaseException as error:
+            logger.warning("the grammar engine %s failed to load a grammar", choice, exc_info=error)
+            self._backends.backend(choice).breaker.record(error)
+            result = GrammarFailure(f"The grammar engine {choice} failed: {described(error)}", refused=False)
+        self._settle(pending, result)
+
+    def _settle(self, pending: _Pending, result: ReadyGrammar | GrammarFailure) -> None:
+        with self._lock:
+            self._cache.put(pending.key, result)
+            if self._pending.get(pending.key) is pending:
+                del self._pending[pending.key]
+            self._by_number.pop(pending.number, None)
+            tickets, pending.tickets = pending.tickets, []
+        for ticket in tickets:
+            if isinstance(result, ReadyGrammar):
+                ticket.result = result
+            else:
+                self._failed(ticket, result)
+            if ticket.result is not None:
+                self._finished.append(ticket)
+        self._news.set()
+
+
+def _failure(backend: str, outcome: Outcome) -> GrammarFailure:
+    if outcome.kind == "refused":
+        return GrammarFailure(f"The grammar engine {backend} refuses it: {outcome.message}")
+    if outcome.kind == "limit":
+        return GrammarFailure(outcome.message)
+    return GrammarFailure(f"The grammar engine {backend} failed: {outcome.message}", refused=False)
+
+
+def _loaders() -> ThreadPoolExecutor:
+    def start(executor: ThreadPoolExecutor) -> None:
+        barrier = threading.Barrier(LOADERS + 1)
+        for _ in range(LOADERS):
+            executor.submit(barrier.wait)
+        barrier.wait()
+
+    executor = ThreadPoolExecutor(LOADERS, thread_name_prefix="llmkit-grammar-loader")
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        start(executor)  # the threads that exist now keep the stack that they were made with
+    finally:
+        threading.stack_size(before)
+    return executor

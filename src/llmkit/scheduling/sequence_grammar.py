@@ -1,0 +1,142 @@
+"""The grammar of one sequence: which tokens may come next, and whether the text is complete."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmkit.errors import described
+from llmkit.registry.timings import CallTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from llmkit.grammars.cache import ReadyGrammar
+    from llmkit.hookspecs.structured import Grammar
+    from llmkit.registry.breaker import Breaker
+
+Words = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class StopMasks:
+    """The stop tokens of one request as bits. They never belong to the text: a grammar that allows one (it may be an
+    ordinary token that the request has made a stop token) is overruled, and a complete text may be followed by one.
+
+    Where the request has end-of-sequence tokens, only they may follow; otherwise its other stop tokens.
+    """
+
+    def __init__(self, stop_token_ids: Iterable[int], eos_token_ids: Iterable[int], vocab_size: int) -> None:
+        stops = [token_id for token_id in stop_token_ids if token_id < vocab_size]
+        eos = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        self.num_words = -(-vocab_size // 32)
+        self.may_end = bool(stops)
+        inside = ~_bits(range(vocab_size, self.num_words * 32), self.num_words)
+        self._text = inside & ~_bits(stops, self.num_words)
+        self._ends = _bits(eos or stops, self.num_words)
+
+    def text(self, row: Words) -> bool:
+        """Take the stop tokens out of `row`, in place; whether anything is left."""
+        row &= self._text
+        return bool(row.any())
+
+    def add_ends(self, row: Words) -> None:
+        """Put the tokens that may end the answer into `row`, in place."""
+        row |= self._ends
+
+
+class GrammarGuard:
+    """What all sequences with grammars of one engine share: its breaker, the times of its calls, and `limit_s`, the
+    longest that the mask of one token may take, in seconds."""
+
+    def __init__(self, name: str, breaker: Breaker, calls: dict[str, CallTiming], limit_s: float) -> None:
+        self.name = name
+        self.breaker = breaker
+        self.masks = calls.setdefault("fill_bitmask", CallTiming())
+        self.accepts = calls.setdefault("accept", CallTiming())
+        self.limit_s = limit_s
+
+
+class SequenceGrammar:
+    """Owned by its sequence, used by the step loop.
+
+    row int32[words]: what may come next, stop tokens included where they may; the plan takes it as it is. complete:
+    nothing may come next, the text is whole. Whatever the grammar raises or denies is counted and becomes a message.
+    """
+
+    __slots__ = ("_guard", "_own", "_ready", "_state", "_stops", "complete", "row")
+
+    def __init__(self, ready: ReadyGrammar, stops: StopMasks, guard: GrammarGuard, first_row: Words) -> None:
+        """first_row: of `first_step`, shared by the sequences of a request."""
+        self._ready = ready
+        self._stops = stops
+        self._guard = guard
+        self._state: Grammar | None = None
+        self._own = False
+        self.row = first_row
+        self.complete = False
+
+    @staticmethod
+    def first_step(ready: ReadyGrammar, stops: StopMasks) -> tuple[Words | None, bool]:
+        """(the row of the first token, whether the empty text is already all there can be); None for the row if no
+        text can be written at all."""
+        row: Words = ready.row.copy()
+        going_on = stops.text(row)
+        if not going_on:
+            return (row, True) if ready.accepting else (None, False)
+        if ready.accepting:
+            stops.add_ends(row)
+        return row, False
+
+    def advance(self, token_ids: Iterable[int], *, last: bool = False) -> str | None:
+        """Take in tokens of the text, none of them a stop token that ends it. last: no further token is going to be
+        sampled, so only `complete` is of interest. What is wrong, in words, or None."""
+        guard = self._guard
+        try:
+            start = perf_counter()
+            if self._state is None:
+                self._state = self._ready.compiled.start()
+            state = self._state
+            for token_id in token_ids:
+                if not state.accept(token_id):
+                    guard.breaker.record(f"does not accept token {token_id}, which it had allowed")
+                    return f"The grammar engine {guard.name} does not accept a token that it had allowed."
+            accepting = bool(state.is_accepting())
+            accepted = perf_counter()
+            guard.accepts.add(accepted - start)
+            if last and not accepting:
+                return None
+            return self._fill(state, accepting)
+        except Exception as error:
+            guard.breaker.record(error)
+            return f"The grammar engine {guard.name} failed: {described(error)}"
+
+    def _fill(self, state: Grammar, accepting: bool) -> str | None:
+        guard = self._guard
+        if not self._own:
+            self.row = np.zeros(self._stops.num_words, dtype=np.int32)
+            self._own = True
+        start = perf_counter()
+        state.fill_bitmask(self.row)
+        seconds = perf_counter() - start
+        guard.masks.add(seconds)
+        if seconds > guard.limit_s:
+            return (
+                f"The grammar is too complex: the tokens allowed at one place took {seconds:.1f} s to find, "
+                f"more than {guard.limit_s:g} s (structured.mask_timeout_s)."
+            )
+        going_on = self._stops.text(self.row)
+        if accepting:
+            self.complete = not going_on
+            self._stops.add_ends(self.row)
+        elif not going_on:
+            return "The grammar has come to a point from which no token of this model leads on."
+        return None
+
+
+def _bits(token_ids: Iterable[int], num_words: int) -> Words:
+    words = np.zeros(num_words, dtype=np.uint32)
+    ids = np.fromiter(token_ids, dtype=np.int64)
+    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return words.view(np.int32)

@@ -1,0 +1,175 @@
+"""Compiling in another process: whatever a library does there, the engine goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
+from llmkit.grammars.service import GrammarService
+from llmkit.hookspecs.structured import GrammarRequest
+from llmkit.registry import Registry
+from llmkit.requests.grammar_task import GrammarTask
+
+from .conftest import EOS, hostile_service, settled, wait_until
+
+
+def task(*choices: str) -> GrammarTask:
+    return GrammarTask(GrammarRequest("choice", json.dumps(choices)), ("hostile",))
+
+
+def allowed(row: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_grammar_is_compiled_elsewhere_and_ready_here(service: GrammarService) -> None:
+    ticket = service.submit(task("yes", "abc"))
+    assert ticket.result is None
+    assert settled(service, ticket) == [ticket]
+    ready = ticket.result
+    assert isinstance(ready, ReadyGrammar)
+    assert allowed(ready.row) == {ord("y"), ord("a"), 257}
+    assert not ready.accepting
+    assert service.process.pid not in (None, os.getpid())
+
+
+def test_equal_grammars_are_compiled_once(service: GrammarService) -> None:
+    first, second = service.submit(task("once")), service.submit(task("once"))
+    assert set(settled(service, first, second)) == {first, second}
+    assert first.result is second.result
+    hits = service.cache.num_hits
+    third = service.submit(task("once"))
+    assert third.result is first.result
+    assert service.cache.num_hits == hits + 1
+    assert service.finished() == []
+
+
+@pytest.mark.parametrize(
+    ("act", "refused", "message"),
+    [
+        ("!spin", True, r"took longer than 1 s \(structured.compile_timeout_s\)"),
+        ("!memory", True, r"took more than 64 MiB of memory \(structured.compile_memory_mib\)"),
+        ("!abort", False, r"The library crashed \(SIGABRT\)"),
+        ("!segfault", False, r"The library crashed \(SIGSEGV\)"),
+        ("!exit", False, r"The library crashed \(status 3\)"),
+        ("!raise", False, "RuntimeError: not compiled today"),
+        ("!refuse", True, "hostile refuses it: nobody shall say this"),
+        ("!load", False, "RuntimeError: not loaded today"),
+        ("!start", True, ""),
+    ],
+)
+def test_what_goes_wrong_fails_one_grammar(service: GrammarService, act: str, refused: bool, message: str) -> None:
+    bad, good = service.submit(task(act)), service.submit(task("good", act[1:]))
+    settled(service, bad, good)
+    assert isinstance(good.result, ReadyGrammar)
+    if act == "!start":  # it shows only later
+        assert isinstance(bad.result, ReadyGrammar)
+        return
+    assert isinstance(bad.result, GrammarFailure)
+    assert bad.result.refused is refused
+    assert pytest.importorskip("re").search(message, bad.result.message), bad.result.message
+    # Asked again soon, it fails at once.
+    assert service.submit(task(act)).result == bad.result
+
+
+def test_faults_of_the_plugin_are_counted_and_refusals_are_not(registry: Registry) -> None:
+    service = hostile_service(registry)
+    try:
+        settled(service, *(service.submit(task(act)) for act in ("!abort", "!raise", "!refuse", "!load")))
+        breaker = service.backends.backend("hostile").breaker
+        assert breaker.num_faults == 3
+    finally:
+        service.close()
+
+
+def test_a_grammar_that_nobody_wants_any_more_is_not_compiled_on(registry: Registry) -> None:
+    service = hostile_service(registry, compile_processes=1)
+    try:
+        settled(service, service.submit(task("up")))
+        pid = service.process.pid
+        assert pid is not None
+        spinning, also = service.submit(task("!spin")), service.submit(task("!spin"))
+        behind = service.submit(task("behind"))
+        wait_until(lambda: len(children_of(pid)) == 1, service)
+        service.cancel(also)
+        assert spinning.result is behind.result is None
+        service.cancel(spinning)
+        settled(service, behind)  # has got the room
+        assert isinstance(behind.result, ReadyGrammar)
+        wait_until(lambda: not children_of(pid), service)
+        assert spinning.result is None
+        service.cancel(spinning)  # once more: nothing happens
+    finally:
+        service.close()
+
+
+def test_a_dead_compile_process_fails_what_it_was_at_and_is_replaced(registry: Registry) -> None:
+    service = hostile_service(registry)
+    try:
+        settled(service, service.submit(task("up")))
+        pid = service.process.pid
+        assert pid is not None
+        ticket = service.submit(task("!spin"))
+        wait_until(lambda: len(children_of(pid)) == 1, service)
+        (child,) = children_of(pid)
+        os.kill(pid, 9)
+        settled(service, ticket)
+        assert isinstance(ticket.result, GrammarFailure)
+        assert "has died" in ticket.result.message
+        assert not ticket.result.refused
+        wait_until(lambda: not Path(f"/proc/{child}").exists(), service)  # nobody is left spinning
+        again = service.submit(task("again"))
+        settled(service, again)
+        assert isinstance(again.result, ReadyGrammar)
+        assert service.process.pid != pid
+    finally:
+        service.close()
+
+
+def test_close_ends_the_process_and_its_children(registry: Registry) -> None:
+    service = hostile_service(registry)
+    settled(service, service.submit(task("up")))
+    pid = service.process.pid
+    assert pid is not None
+    service.submit(task("!spin"))
+    wait_until(lambda: len(children_of(pid)) == 1, service)
+    (child,) = children_of(pid)
+    service.close()
+    service.close()
+    assert service.process.pid is None
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), service)
+
+
+def test_a_front_door_without_a_name_cannot_reach_the_compile_process(registry: Registry) -> None:
+    from llmkit.testing import hostile_grammars
+
+    class Local:
+        info = hostile_grammars.info
+        llmkit_grammar_compiler = staticmethod(hostile_grammars.llmkit_grammar_compiler)
+
+    registry.unregister("structured", "hostile")
+    registry.register("structured", "hostile", Local)
+    service = hostile_service(registry)
+    try:
+        ticket = service.submit(task("yes"))
+        settled(service, ticket)
+        assert isinstance(ticket.result, GrammarFailure)
+        assert "register a module or class" in ticket.result.message
+    finally:
+        service.close()
+
+
+def test_the_end_token_is_never_text(service: GrammarService) -> None:
+    ticket = service.submit(task("", "x"))
+    settled(service, ticket)
+    assert isinstance(ticket.result, ReadyGrammar)
+    assert ticket.result.accepting
+    assert EOS not in allowed(ticket.result.row)
