@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from llmkit.grammars.schema_keywords import HARMLESS_FORMATS
 from llmkit_structured.regex_syntax import whole
 from llmkit_structured.regex_tree import Tree
 
@@ -73,8 +74,8 @@ _SOURCES = {
     "json-pointer": r"(?:/(?:[^/~]|~[01])*)*",
 }
 
-ANNOTATIONS = frozenset({"password", "float", "double"})
-"""Formats, of OpenAPI, that say nothing about the value."""
+ANNOTATIONS = HARMLESS_FORMATS | {"float", "double"}
+"""Formats that say nothing about the value."""
 
 INTEGER_BOUNDS = {
     "int8": (-(2**7), 2**7 - 1),

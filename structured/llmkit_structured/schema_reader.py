@@ -1,8 +1,7 @@
 """JSON schema (draft 2020-12) → forms, or a reason why not.
 
-Every keyword is understood exactly or refused by name, with the place where it stands; nothing is skipped but
-annotations. What a schema allows and how it is written are separate matters: the order of properties, for one, is for
-the engines.
+Every keyword that can forbid anything is understood exactly, or refused by name with the place where it stands. What a
+schema allows and how it is written are separate matters: the order of properties, for one, is for the engines.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmkit.errors import InvalidRequestError
+from llmkit.grammars.schema_document import SchemaDocument
+from llmkit.grammars.schema_keywords import ASSERTIONS
 from llmkit_structured import schema_types
 from llmkit_structured.schema_form import (
     ANY,
@@ -26,21 +28,14 @@ from llmkit_structured.schema_form import (
     union,
 )
 from llmkit_structured.schema_merge import TooManyOptions, intersect, literal
-from llmkit_structured.schema_references import References
 from llmkit_structured.schema_refusal import refuse
 from llmkit_structured.schema_solve import complement, disjoint, without_empty
 
 MAX_DEPTH = 100
 
-ANNOTATIONS = frozenset(
-    (
-        *("$schema", "$comment", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions"),
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("contentMediaType", "contentEncoding", "contentSchema"),
-    )
-)
 COMBINATORS = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if")
 UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+_ASSERTIONS = (ASSERTIONS | {"nullable"}) - {"$dynamicAnchor", "$recursiveAnchor"}
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft(/2019-09|/2020-12|-0[4-9])/schema#?|schema#?)?")
 _IN_PLACE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "contains"})
 
@@ -72,7 +67,7 @@ class _Reader(Mapping[str, Form]):
     """Reads schemas; as a mapping it gives the form of a definition, read when it is first asked for."""
 
     def __init__(self, schema: Any) -> None:
-        self._references = References(schema)
+        self._document = SchemaDocument(schema if isinstance(schema, dict) else {})
         self.definitions: dict[str, Form] = {}
         self._wanted: dict[str, Any] = {}
         self._being_read: set[str] = set()
@@ -143,9 +138,9 @@ class _Reader(Mapping[str, Form]):
                 if not _IN_PLACE.isdisjoint(schema):
                     refuse(f"{path}/{keyword}", f"{keyword} beside keywords that evaluate in place")
                 continue
-            known = keyword in ANNOTATIONS or keyword in COMBINATORS or keyword in schema_types.KEYWORDS
-            if not (known or keyword in ("then", "else", "$id") or keyword.startswith("x-")):
-                refuse(f"{path}/{keyword}", f"the keyword {keyword!r} is unknown or not supported")
+            supported = keyword in COMBINATORS or keyword in schema_types.KEYWORDS or keyword in ("then", "else")
+            if keyword in _ASSERTIONS and not supported:
+                refuse(f"{path}/{keyword}", f"the keyword {keyword!r} is not supported")
 
     def _combined(
         self, keyword: str, schema: dict[str, Any], path: str, child: Callable[[Any, str], Form], so_far: Form
@@ -203,6 +198,11 @@ class _Reader(Mapping[str, Form]):
         return union([intersect(condition, then, self), intersect(opposite, otherwise, self)])
 
     def _reference(self, target: Any, place: str) -> Reference:
-        name, schema = self._references.resolve(target, place)
-        self._wanted.setdefault(name, schema)
-        return Reference(name)
+        if not isinstance(target, str):
+            refuse(place, "$ref must be a text")
+        try:
+            node = self._document.resolve(target, place)
+        except InvalidRequestError:
+            refuse(place, f"$ref to {target!r:.80}, which is not in this schema")
+        self._wanted.setdefault(node.pointer, node.schema)
+        return Reference(node.pointer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from llmkit_structured.schema_form import (
@@ -89,3 +90,41 @@ def complement(form: Form) -> Form | None:
         return None
     left = [option for option in ANY.options if option not in options]
     return union(left) if left else NOTHING
+
+
+def children(form: Form) -> Iterator[Form]:
+    """The forms that `form` is built of."""
+    if isinstance(form, Union):
+        yield from form.options
+    elif isinstance(form, Array):
+        yield from form.prefix
+        if form.rest is not None:
+            yield form.rest
+    elif isinstance(form, Object):
+        yield from (of for _, of in form.properties)
+        if form.rest is not None:
+            yield form.rest
+
+
+def recursive_names(definitions: Definitions) -> frozenset[str]:
+    """The definitions that refer to themselves, directly or through others."""
+    refers = {name: set(_references(form)) for name, form in definitions.items()}
+    return frozenset(name for name in refers if name in _reached(refers, name))
+
+
+def _references(form: Form) -> Iterator[str]:
+    if isinstance(form, Reference):
+        yield form.name
+    for child in children(form):
+        yield from _references(child)
+
+
+def _reached(refers: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    stack = list(refers[start])
+    while stack:
+        name = stack.pop()
+        if name not in reached:
+            reached.add(name)
+            stack.extend(refers[name])
+    return reached

@@ -128,3 +128,8 @@ def test_a_large_schema_is_walked_once() -> None:
 
 def test_references_into_lists() -> None:
     check_schema('{"anyOf": [{"type": "null"}, {"items": {"$ref": "#/anyOf/0"}}]}')
+
+
+def test_an_anchor_in_a_value_is_no_anchor() -> None:
+    schema = {"$defs": {"v": {"enum": [{"$anchor": "a", "const": 1}]}, "s": {"$anchor": "a", "const": 2}}, "$ref": "#a"}
+    assert SchemaDocument(schema).resolve("#a", "#").pointer == "#/$defs/s"

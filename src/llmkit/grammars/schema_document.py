@@ -62,6 +62,18 @@ class SchemaNode:
                 for name, item in value.items():
                     yield keyword, self._child(item, keyword, name)
 
+    def subschemas(self) -> Iterator[SchemaNode]:
+        """Every object that stands directly in this schema where a schema belongs, of effect or not, `$defs` included;
+        what looks like a schema elsewhere, as in `enum`, is a value."""
+        assert isinstance(self.schema, dict)
+        for keyword, value in self.schema.items():
+            if keyword in keywords.ONE:
+                yield self._child(value, keyword)
+            elif keyword in keywords.LISTS and isinstance(value, list):
+                yield from (self._child(item, keyword, str(i)) for i, item in enumerate(value))
+            elif keyword in (*keywords.MAPPINGS, "$defs", "definitions") and isinstance(value, dict):
+                yield from (self._child(item, keyword, name) for name, item in value.items())
+
     def referenced(self) -> SchemaNode | None:
         """What `$ref` means; None without one. Raises InvalidRequestError if it leads nowhere."""
         if isinstance(self.schema, bool) or "$ref" not in self.schema:
@@ -168,21 +180,14 @@ class SchemaDocument:
     def _by_anchor(self) -> dict[str, SchemaNode]:
         if self._anchors is None:
             self._anchors = {}
-            stack: list[tuple[Any, str, int]] = [(self.root.schema, "#", 0)]
+            stack = [self.root]
             while stack:
-                value, pointer, depth = stack.pop()
-                if isinstance(value, dict):
-                    name = value.get("$anchor")
+                node = stack.pop()
+                if isinstance(node.schema, dict):
+                    name = node.schema.get("$anchor")
                     if isinstance(name, str):
-                        self._anchors.setdefault(name, SchemaNode(self, value, pointer))
-                    items: list[tuple[str, Any]] = list(value.items())
-                elif isinstance(value, list):
-                    items = [(str(i), item) for i, item in enumerate(value)]
-                else:
-                    continue
-                for key, item in items:
-                    path = key.replace("~", "~0").replace("/", "~1")
-                    stack.append((item, f"{pointer}/{path}", depth + 1))
+                        self._anchors.setdefault(name, node)
+                    stack += node.subschemas()
         return self._anchors
 
 
