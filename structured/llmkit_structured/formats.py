@@ -6,14 +6,15 @@ everywhere is worth more than every spelling that is valid somewhere.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from llmkit.grammars.schema_keywords import HARMLESS_FORMATS
 from llmkit_structured.regex_syntax import whole
 from llmkit_structured.regex_tree import Tree
 
-_YEAR = r"[0-9]{4}"
-_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+# No year 0: RFC 3339 has one, many calendars do not.
+_YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = (
     rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
@@ -92,13 +93,7 @@ INTEGER_BOUNDS = {
 KNOWN = (*_SOURCES, *ANNOTATIONS, *INTEGER_BOUNDS)
 
 
-@cache
+@lru_cache(64)
 def language(name: str) -> Tree | None:
     """The strings of the format `name`; None if it is unknown."""
-    source = _SOURCES.get(name)
-    return None if source is None else whole(source)
-
-
-def source(name: str) -> str | None:
-    """The same as a regular expression."""
-    return _SOURCES.get(name)
+    return whole(_SOURCES[name]) if name in _SOURCES else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmkit.errors import EngineError, InvalidRequestError
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler, GrammarRequest
-from llmkit_structured.guidance_source import source_of
+from llmkit_structured.guidance_source import lark, source_of
 from llmkit_structured.request_text import PARAM, UnsupportedRequest, invalid
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class GuidanceCompiler(GrammarCompiler):
             return [str(reason)]
         return []
 
+    def score(self, request: GrammarRequest) -> int:
+        """Lark is the library's own syntax; EBNF has to be rewritten."""
+        return 10 if request.kind == "grammar" and "::=" not in request.source else 0
+
     def warm_up(self) -> None:
         self._tokens()
 
@@ -58,7 +62,7 @@ class GuidanceCompiler(GrammarCompiler):
         except UnsupportedRequest as reason:
             raise invalid([str(reason)]) from None
         if request.kind == "grammar":
-            source = _lark(source)
+            source = _readable(source)
         limits = LLParserLimits(max_lexer_states=self._max_lexer_states, verbose_errors=False)
         matcher = LLMatcher(self._tokens(), source, log_level=0, limits=limits)
         if matcher.is_error():
@@ -101,16 +105,14 @@ class _Tokens:
         return found
 
 
-def _lark(source: str) -> str:
+def _readable(source: str) -> str:
     """A grammar in Lark's syntax, or in EBNF (`root ::= …`), which is rewritten as Lark."""
-    from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        lark = any_to_lark(source)
+        return lark(any_to_lark(source))
     except Exception as error:  # whatever a parser of somebody else's raises for a malformed text
         raise InvalidRequestError(f"The grammar cannot be read: {str(error)[:300]}.", param=PARAM) from error
-    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def _first_line(matcher: LLMatcher) -> str:

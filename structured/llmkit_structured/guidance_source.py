@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -16,26 +17,51 @@ from llmkit_structured.schema_writer import Schema, SchemaWriter, Written
 from llmkit_structured.structural_tags import Tag, read_tags
 
 BLANK_CLASS = r"[\x20\x0A\x0D\x09]"
+_INLINE_SCHEMA = re.compile(r"%json\s*")
 _EXACT = 2**53
 _SMALLEST, _LARGEST = Decimal("0.0001"), Decimal(10**6)
 
 
 def source_of(request: GrammarRequest, *, forbid_undeclared: bool) -> str:
-    """The grammar of `request`. Raises UnsupportedRequest. For kind grammar the text itself comes back: only the
-    library can read it."""
+    """The grammar of `request`. Raises UnsupportedRequest. For kind grammar it is the text itself, which only the
+    library can read, with the JSON schemas in it made as exact as others are."""
     if request.kind == "grammar":
-        return request.source
+        return _with_schemas(request, forbid_undeclared=forbid_undeclared)
     if request.kind == "regex":
-        return _one(lark_grammar=f"start: {_terminal(pattern(regex_tree(request.source)))}\n")
+        return lark(f"start: {_terminal(pattern(regex_tree(request.source)))}\n")
     if request.kind == "choice":
-        return _one(lark_grammar="start: " + " | ".join(map(lark_text, choices(request))) + "\n")
+        return lark("start: " + " | ".join(map(lark_text, choices(request))) + "\n")
     if request.kind == "structural_tag":
         return _tags(request, forbid_undeclared=forbid_undeclared)
-    return _one(json_schema=_schema(request, schema_of(request), forbid_undeclared=forbid_undeclared))
+    schema = _schema(request, schema_of(request), forbid_undeclared=forbid_undeclared)
+    return lark(f"start: %json {json.dumps(schema, ensure_ascii=False)}\n")
 
 
-def _one(**grammar: Any) -> str:
-    return json.dumps({"grammars": [grammar]}, ensure_ascii=False)
+def _with_schemas(request: GrammarRequest, *, forbid_undeclared: bool) -> str:
+    """The text of a Lark grammar in which the schema after each `%json` is replaced."""
+    before, *pieces = _INLINE_SCHEMA.split(request.source)
+    for piece in pieces:
+        try:
+            given, end = json.JSONDecoder().raw_decode(piece)
+        except (ValueError, RecursionError):
+            raise UnsupportedRequest("The grammar has %json without a JSON schema after it.") from None
+        schema = _read(json.dumps(given), "The JSON schema in the grammar")
+        written = _schema(request, schema, forbid_undeclared=forbid_undeclared)
+        before += f"%json {json.dumps(written, ensure_ascii=False)}{piece[end:]}"
+    return before
+
+
+def _read(source: str, name: str) -> ReadSchema:
+    try:
+        return read_schema(source)
+    except UnsupportedSchema as error:
+        raise UnsupportedRequest(f"{name} cannot be expressed: {error}.") from None
+
+
+def lark(grammar: str) -> str:
+    """A grammar in Lark's syntax, for the library. Without the option, a text that can only go on in one way would
+    have to go on in the tokens of the library's choice."""
+    return json.dumps({"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{grammar}'}]})
 
 
 def _schema(request: GrammarRequest, schema: ReadSchema, *, forbid_undeclared: bool) -> Schema:
@@ -92,15 +118,13 @@ def _tags(request: GrammarRequest, *, forbid_undeclared: bool) -> str:
         parts += [lark_text(tag.end)] if tag.end else []
         rules.append(f"tag_{i}_trigger[lazy]: TEXT {lark_text(tag.trigger)}\ntag_{i}: {' '.join(parts)}\n")
     names = " | ".join(f"tag_{i}" for i in range(len(tags)))
-    head = f"%llguidance {{}}\nstart: ({names})* tail\ntail: TEXT\nTEXT: /(.|\\n)*/\n"
-    return _one(lark_grammar=head + "".join(rules))
+    head = f"start: ({names})* tail\ntail: TEXT\nTEXT: /(.|\\n)*/\n"
+    return lark(head + "".join(rules))
 
 
 def _tag_schema(request: GrammarRequest, tag: Tag, forbid_undeclared: bool) -> Schema:
-    try:
-        return _schema(request, read_schema(tag.schema), forbid_undeclared=forbid_undeclared)
-    except UnsupportedSchema as error:
-        raise UnsupportedRequest(f"The schema of the tag {tag.begin!r:.40} cannot be expressed: {error}.") from None
+    schema = _read(tag.schema, f"The schema of the tag {tag.begin!r:.40}")
+    return _schema(request, schema, forbid_undeclared=forbid_undeclared)
 
 
 def lark_text(literal: str) -> str:

@@ -78,6 +78,7 @@ class _Writer:
     def __init__(self, schema: ReadSchema, spacing: Layout) -> None:
         self._definitions = schema.definitions
         self._spacing = spacing
+        self._literal_size = 0
         self._recursive = recursive_names(schema.definitions)
         self._cached = cache(self._tree)
 
@@ -107,6 +108,13 @@ class _Writer:
         if isinstance(form, Array):
             return self._array(form, depth)
         return self._object(form, depth)
+
+    def _written(self, literal: str) -> Tree:
+        """Exactly `literal`; the characters are counted before the tree is made."""
+        self._literal_size += len(literal)
+        if self._literal_size > MAX_SIZE:
+            refuse("#", "the schema is too large for a regular expression")
+        return text(literal)
 
     def _number(self, form: Number) -> Tree:
         tree = number_tree(form)
@@ -152,7 +160,7 @@ class _Writer:
         written: list[tuple[Tree, bool]] = []
         for name, of in properties.items():
             value = self._any(None if of == ANY else of, depth)
-            member = sequence([in_quotes(text(name)), self._spacing.colon, value])
+            member = sequence([self._written(json.dumps(name, ensure_ascii=False)), self._spacing.colon, value])
             if member != NOTHING or name in required:
                 written.append((member, name in required))
         others: Tree = NOTHING
@@ -205,20 +213,19 @@ class _Writer:
         return choice([*options, *([EMPTY] if empty else [])])
 
     def _value(self, value: Any) -> Tree:
-        if isinstance(value, bool) or value is None:
-            return text(json.dumps(value))
-        if isinstance(value, str):
-            return in_quotes(text(value))
+        if isinstance(value, (bool, str)) or value is None:
+            return self._written(json.dumps(value, ensure_ascii=False))
         if isinstance(value, (int, float)):
             exact = exact_number(value)
             if exact == exact.to_integral_value() and abs(exact.adjusted()) < 25:
-                return sequence([text(str(int(exact))), optional(text(".0"))])
-            return text(json.dumps(value))
+                return sequence([self._written(str(int(exact))), optional(text(".0"))])
+            return self._written(json.dumps(value))
         gap = self._spacing.gap
         if isinstance(value, list):
             items = self._joined([self._value(item) for item in value])
             return self._inside("[", sequence([items, gap]) if value else EMPTY, "]")
         members = [
-            sequence([in_quotes(text(name)), self._spacing.colon, self._value(item)]) for name, item in value.items()
+            sequence([self._written(json.dumps(name, ensure_ascii=False)), self._spacing.colon, self._value(item)])
+            for name, item in value.items()
         ]
         return self._inside("{", sequence([self._joined(members), gap]) if value else EMPTY, "}")

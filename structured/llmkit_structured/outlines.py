@@ -28,8 +28,7 @@ class OutlinesOptions(BaseModel):
 
 
 info = PluginInfo(
-    summary="regular expressions, JSON schemas and choices as automata over tokens, by outlines-core; "
-    "slow to compile, the quickest masks",
+    summary="JSON schemas, regular expressions and choices as automata, by outlines-core; slow to compile, quick masks",
     requires=("outlines_core>=0.2.11",),
     extra="outlines",
     options=OutlinesOptions,

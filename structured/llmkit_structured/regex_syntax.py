@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
-from llmkit_structured.regex_tree import ANY, Chars, Tree, chars, choice, complement, repeat, sequence, text
+from llmkit_structured.regex_tree import ANY, Chars, Tree, chars, choice, complement, repeat, sequence, single, text
 
 MAX_DEPTH = 100
 MAX_REPEAT = 1_000_000
@@ -58,7 +58,7 @@ def found_in(source: str) -> Tree:
     )
 
 
-@cache
+@lru_cache(64)
 def unicode_class(name: str) -> Chars | None:
     r"""The characters of `\p{name}`: a general category (`Lu`, `L`, `Letter` …), `ASCII` or `Any`; None for others."""
     name = name.removeprefix("gc=").removeprefix("General_Category=")
@@ -220,16 +220,16 @@ class _Parser:
         if character in "pP" and character:
             return self._property(negated=character == "P")
         if character in _CONTROLS:
-            return _single(_CONTROLS[character])
+            return single(_CONTROLS[character])
         if character == "0" and not self._peek().isdigit():
-            return _single(0)
+            return single(0)
         if character == "c" and re.fullmatch("[A-Za-z]", self._peek()):
             self._at += 1
-            return _single(ord(self._source[self._at - 1]) % 32)
+            return single(ord(self._source[self._at - 1]) % 32)
         if character in ("x", "u", "U"):
             return self._code(character)
         if in_class and character == "b":
-            return _single(8)
+            return single(8)
         self._at -= 1
         if not character:
             raise self._error("a backslash at the end")
@@ -240,7 +240,7 @@ class _Parser:
         if character.isalnum() or character == "_" or ord(character) > 126 or ord(character) < 32:
             raise self._error(f"the escape \\{character}")
         self._at += 1
-        return _single(ord(character))
+        return single(ord(character))
 
     def _code(self, kind: str) -> Chars:
         forms = {"x": r"([0-9A-Fa-f]{2})", "u": r"([0-9A-Fa-f]{4})|\{([0-9A-Fa-f]{1,6})\}", "U": r"([0-9A-Fa-f]{8})"}
@@ -256,7 +256,7 @@ class _Parser:
                 code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
             raise self._error("a code that is no character")
-        return _single(code)
+        return single(code)
 
     def _property(self, *, negated: bool) -> Chars:
         match = re.compile(r"\{([A-Za-z_=]+)\}").match(self._source, self._at)
@@ -299,11 +299,7 @@ class _Parser:
             return self._escape(in_class=True)
         if 0xD800 <= ord(character) < 0xE000:
             raise self._error("half of a surrogate pair")
-        return _single(ord(character))
-
-
-def _single(code: int) -> Chars:
-    return chars([(code, code)])
+        return single(ord(character))
 
 
 def _width(part: Chars) -> int:

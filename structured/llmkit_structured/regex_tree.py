@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 Range = tuple[int, int]
 LAST = 0x10FFFF
@@ -91,10 +91,15 @@ ANY = complement(Chars(()))
 """Any character, line ends included."""
 
 
-@cache
+@lru_cache(1024)
+def single(code: int) -> Chars:
+    """Exactly one character; none if it is half of a surrogate pair."""
+    return chars([(code, code)])
+
+
 def text(literal: str) -> Tree:
     """Exactly `literal`."""
-    return sequence(chars([(ord(character), ord(character))]) for character in literal)
+    return sequence(single(ord(character)) for character in literal)
 
 
 def sequence(parts: Iterable[Tree]) -> Tree:
