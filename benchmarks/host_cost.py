@@ -1,6 +1,6 @@
 """What a step costs the host: EngineCore.step with an executor that computes nothing.
 
-    python benchmarks/host_cost.py [--steps N]
+    python benchmarks/host_cost.py [--steps N] [--policy NAME]
 
 Prints JSON: median milliseconds of a step at 256 and 1024 running decode requests, alone and with 10 000 waiting
 ones, and the share that the waiting ones add. A step is plan, update and outputs. The two variants of a size are
@@ -21,17 +21,17 @@ from llmkit.config.engine_config import EngineConfig
 from llmkit.config.sections import ModelConfig, SchedulerConfig
 from llmkit.engine.core import EngineCore
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit.registry import Registry, detect_environment
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.scheduler import Scheduler
 from llmkit.testing.fake_executor import NullExecutor
-from llmkit_schedulers.fcfs import FcfsPolicy
 
 PROMPT_TOKENS = 128
 BLOCK_SIZE = 16
 
 
-def engine(num_running: int, num_waiting: int, steps: int) -> EngineCore:
+def engine(policy: str, num_running: int, num_waiting: int, steps: int) -> EngineCore:
     """An engine in which `num_running` requests decode and `num_waiting` wait."""
     length = PROMPT_TOKENS + steps + 64
     config = EngineConfig(
@@ -41,7 +41,8 @@ def engine(num_running: int, num_waiting: int, steps: int) -> EngineCore:
     group = KVGroup(KVSpec(1, 64, torch.float32), (0,))
     blocks = 1 + num_running * (-(-length // BLOCK_SIZE))
     layout = KVCacheLayout((group,), blocks, BLOCK_SIZE, BLOCK_SIZE)
-    core = EngineCore(Scheduler(config, layout, FcfsPolicy()), NullExecutor())
+    made = Registry.discover().create("scheduler", policy, detect_environment())
+    core = EngineCore(Scheduler(config, layout, made), NullExecutor())
     params = SamplingParams(seed=1, max_tokens=length)
     for number in range(num_running + num_waiting):
         core.add(
@@ -53,6 +54,7 @@ def engine(num_running: int, num_waiting: int, steps: int) -> EngineCore:
                 stop_token_ids=frozenset({2}),
                 eos_token_ids=frozenset({2}),
                 arrival_time=float(number),
+                user=f"user-{number % 100}",
             )
         )
     while len(core.scheduler.running) < num_running:
@@ -61,8 +63,8 @@ def engine(num_running: int, num_waiting: int, steps: int) -> EngineCore:
     return core
 
 
-def measure(num_running: int, num_waiting: int, steps: int) -> dict[str, float]:
-    plain, crowded = engine(num_running, 0, steps), engine(num_running, num_waiting, steps)
+def measure(policy: str, num_running: int, num_waiting: int, steps: int) -> dict[str, float]:
+    plain, crowded = engine(policy, num_running, 0, steps), engine(policy, num_running, num_waiting, steps)
     gc.collect()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(steps):
@@ -86,8 +88,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Host cost of a step with an executor that computes nothing.")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--policy", default="fcfs", help="scheduling policy plugin")
     arguments = parser.parse_args()
-    result = {f"running_{running}": measure(running, arguments.waiting, arguments.steps) for running in (256, 1024)}
+    result = {
+        f"running_{running}": measure(arguments.policy, running, arguments.waiting, arguments.steps)
+        for running in (256, 1024)
+    }
     print(json.dumps(result, indent=2))
 
 

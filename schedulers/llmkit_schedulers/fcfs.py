@@ -14,6 +14,8 @@ info = PluginInfo(summary="first come, first served; the youngest yields when me
 class FcfsPolicy(OrderedPolicy):
     """Order of arrival. A preempted request is older than those that have never run, so it comes before them."""
 
+    starvation_bound_s = 0.0
+
     def key(self, request: RequestView) -> float:  # noqa: ARG002 - the tie-break is the order
         return 0.0
 

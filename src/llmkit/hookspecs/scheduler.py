@@ -8,9 +8,9 @@ arrival order, so a policy can neither lose a request nor overrun the budget.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from llmkit.hookspecs.markers import hookspec
 
@@ -41,6 +41,16 @@ class RequestView(Protocol):
     @property
     def user(self) -> str | None:
         """Key for fairness between users, if the request carries one."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of the request's `n` answers; the first one computes the prompt for all."""
+        ...
+
+    @property
+    def extra_args(self) -> Mapping[str, Any]:
+        """`SamplingParams.extra_args`, unchecked: whatever the request's author has put there for plugins."""
         ...
 
     @property
@@ -81,10 +91,13 @@ class SchedulerPolicy(ABC):
     `preemption` says what happens to a victim's blocks: "recompute" (freed, computed again) or "swap" (copied to host
     memory and back; where there is no room for them, computed again).
     `mixes_prefill_and_decode = False` keeps prefill chunks and decode tokens in different steps, prefill first.
+    `starvation_bound_s` is a claim that the conformance suite checks: no request that arrived more than so many seconds
+    after one that waits enters before it, whatever they are like. None: no such claim.
     """
 
     preemption: Literal["recompute", "swap"] = "recompute"
     mixes_prefill_and_decode: bool = True
+    starvation_bound_s: float | None = None
 
     @abstractmethod
     def add(self, request: RequestView) -> None:
@@ -103,7 +116,8 @@ class SchedulerPolicy(ABC):
         """A waiting request was aborted; unknown requests are ignored."""
 
     def requeue(self, request: RequestView) -> None:
-        """A preempted request waits again; by default it is added, a policy may put it first."""
+        """A request that was popped waits again: it was preempted, or its blocks have been loaded meanwhile. By default
+        it is added, a policy may put it first."""
         self.add(request)
 
     @abstractmethod
@@ -124,6 +138,15 @@ class SchedulerPolicy(ABC):
     def chunk(self, request: RequestView, offered: int) -> int:
         """How many of the `offered` prompt tokens to compute in this step, 1..offered; values outside are clipped."""
         return offered
+
+    def served(  # noqa: B027 - need not be defined
+        self, requests: Sequence[RequestView], num_prompt_tokens: Sequence[int], num_output_tokens: Sequence[int]
+    ) -> None:
+        """What a step has done: once after each step, for all of its requests that got anything.
+
+        Of each, how many prompt tokens were computed (again, after a preemption by recompute; never those that were
+        found in the cache) and how many output tokens it got. A policy that does not define this costs nothing.
+        """
 
 
 @hookspec(firstresult=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from llmkit.requests.message import EngineRequest, FinishReason
 from llmkit.requests.output import RequestMetrics
@@ -215,6 +217,14 @@ class View:
     @property
     def user(self) -> str | None:
         return self.__request.request.user
+
+    @property
+    def index(self) -> int:
+        return self.__request.index
+
+    @property
+    def extra_args(self) -> Mapping[str, Any]:
+        return MappingProxyType(self.__request.request.sampling_params.extra_args or {})
 
     @property
     def num_prompt_tokens(self) -> int:

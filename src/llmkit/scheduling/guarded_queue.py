@@ -36,7 +36,8 @@ class GuardedQueue:
 
     calls: by name of the policy's method, its calls and their time; a dictionary of the caller's to add to. breaker:
     counts the faults, and says when the policy is not to be asked. clock: seconds, to time the calls with.
-    swaps: whether the policy wants preempted requests swapped out instead of computed again.
+    swaps: whether the policy wants preempted requests swapped out instead of computed again. wants_served: whether it
+    wants to be told of what steps have done.
 
     Raises PluginError for a policy that preempts in a way the core does not know.
     """
@@ -65,6 +66,7 @@ class GuardedQueue:
         self._behind = False
         """Whether the policy has not been told everything."""
         self._faults_seen: set[str] = set()
+        self.wants_served = getattr(type(policy), "served", SchedulerPolicy.served) is not SchedulerPolicy.served
         self.mixes_prefill_and_decode = bool(getattr(policy, "mixes_prefill_and_decode", True))
 
     def __len__(self) -> int:
@@ -157,6 +159,11 @@ class GuardedQueue:
             self._fault("chunk", f"returned {shown(answer)}, outside 1..{offered}")
             return min(max(answer, 1), offered)
         return answer
+
+    def served(self, views: list[View], num_prompt_tokens: list[int], num_output_tokens: list[int]) -> None:
+        """What a step has done, for a policy that wants to know."""
+        if views and self._asked():
+            self._call("served", lambda: self._policy.served(views, num_prompt_tokens, num_output_tokens), None)
 
     def _known(self, view: object) -> Request | None:
         return self._waiting.get(view) if isinstance(view, View) else None

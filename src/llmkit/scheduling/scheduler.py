@@ -94,7 +94,7 @@ class Scheduler:
         self.memory = SequenceMemory(self.manager, self.transfers.holds.give_up_filled)
         self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory, self.transfers, self.grammars)
         self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers)
-        self._results = StepResults(self.memory, self._lifecycle)
+        self._results = StepResults(self.memory, self._lifecycle, self.queue)
 
     @property
     def num_unfinished(self) -> int:

@@ -11,9 +11,11 @@ from llmkit.errors import EngineError
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput
 from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.lifecycle import Lifecycle
 from llmkit.scheduling.plan import StepPlan, StepResult
 from llmkit.scheduling.sequence_memory import SequenceMemory
+from llmkit.scheduling.served import ServedTokens
 
 
 class StepResults:
@@ -21,8 +23,9 @@ class StepResults:
     one that was preempted meanwhile is kept.
     """
 
-    def __init__(self, memory: SequenceMemory, lifecycle: Lifecycle) -> None:
+    def __init__(self, memory: SequenceMemory, lifecycle: Lifecycle, queue: GuardedQueue) -> None:
         self._memory = memory
+        self._queue = queue
         self._lifecycle = lifecycle
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
@@ -33,6 +36,7 @@ class StepResults:
         tokens: list[int] = token_ids.tolist()
         if len(tokens) != len(plan.requests):
             raise EngineError(f"The step returned {len(tokens)} tokens for {len(plan.requests)} rows.")
+        served = ServedTokens(plan) if self._queue.wants_served else None
         outputs: list[EngineOutput] = []
         running, finished = RequestStatus.RUNNING, RequestStatus.FINISHED
         logprobs = result.logprobs
@@ -67,6 +71,8 @@ class StepResults:
             outputs.append(output)
         if outputs:
             self._lifecycle.preemptions_without_token = 0
+        if served is not None:
+            self._queue.served(*served.rows())
         return outputs
 
     def fail(self, plan: StepPlan, message: str) -> None:

@@ -60,6 +60,13 @@ class HostilePolicy(SchedulerPolicy):
         self._maybe_raise()
         return self._random.choice([-5, 0, 1, offered, offered + 1, 10**12, "many", None])  # type: ignore[return-value]
 
+    def served(
+        self, requests: Sequence[RequestView], num_prompt_tokens: Sequence[int], num_output_tokens: Sequence[int]
+    ) -> None:
+        for rows in (requests, num_prompt_tokens, num_output_tokens):
+            cast("list[Any]", rows).clear()
+        self._maybe_raise()
+
     def _honest(self) -> bool:
         return self._random.random() < self._honesty
 

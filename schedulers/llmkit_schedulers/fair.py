@@ -1,0 +1,113 @@
+"""A fair share for every user, by the tokens that they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmkit.hookspecs import PluginInfo, hookimpl
+from llmkit.hookspecs.scheduler import RequestView, SchedulerPolicy
+from llmkit_schedulers.token_counters import Accounts
+
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class FairOptions(BaseModel):
+    """Options of the fair policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: dict[str, Weight] = Field(
+        default_factory=dict, description="Share of a user relative to others; users that are not named have 1."
+    )
+    input_token_weight: Weight = Field(default=1.0, description="What a prompt token costs its user.")
+    output_token_weight: Weight = Field(default=2.0, description="What an output token costs its user.")
+    default_user: Annotated[str, Field(min_length=1)] = Field(
+        default="anonymous", description="The user whom requests without one belong to; all of them share one part."
+    )
+
+
+info = PluginInfo(
+    summary="equal (or weighted) shares of the tokens served for every user; the one served most yields",
+    options=FairOptions,
+)
+
+
+class FairPolicy(SchedulerPolicy):
+    """The virtual token counter of Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), algorithm 2.
+
+    Every user has a counter of the service received: input tokens, charged when a request enters, and output tokens,
+    charged as they are produced, weighted and divided by the user's weight. The user with the least goes first, with
+    the oldest request. Who comes back after having had no request waiting is lifted to the least counter among those
+    that wait, so that nobody saves up service. While two users both have requests waiting, what they have got differs
+    by at most 2 max(input weight x longest prompt, output weight x tokens of a full batch).
+
+    Beside the paper: the victim of a preemption is a request of the user who has got most; its input has been charged
+    already when it enters again. Several answers to a request (n > 1) share its input tokens.
+    """
+
+    def __init__(self, options: FairOptions | None = None) -> None:
+        self._options = options or FairOptions()
+        self._accounts = Accounts(self._options.weights)
+        self._paid: set[RequestView] = set()
+
+    def add(self, request: RequestView) -> None:
+        self._accounts.add(self._user(request), request, lift=True)
+
+    def requeue(self, request: RequestView) -> None:
+        self._paid.add(request)
+        self._accounts.add(self._user(request), request, lift=False)
+
+    def peek(self) -> RequestView | None:
+        account = self._accounts.least()
+        return None if account is None else account.waiting.peek()
+
+    def pop(self) -> RequestView:
+        account = self._accounts.least()
+        if account is None:
+            raise IndexError("no request waits")
+        request = account.waiting.peek()
+        assert request is not None
+        self._accounts.remove(account, request)
+        if request.index == 0 and request not in self._paid:
+            account.counter += request.num_prompt_tokens * self._options.input_token_weight * account.share
+        self._paid.discard(request)
+        return request
+
+    def remove(self, request: RequestView) -> None:
+        self._paid.discard(request)
+        account = self._accounts.find(self._user(request))
+        if account is not None:
+            self._accounts.remove(account, request)
+
+    def __len__(self) -> int:
+        return self._accounts.num_waiting
+
+    def victim(self, running: Sequence[RequestView], needing: RequestView) -> RequestView | None:  # noqa: ARG002
+        def served(request: RequestView) -> tuple[float, int]:
+            account = self._accounts.find(self._user(request))
+            return 0.0 if account is None else account.counter, request.sequence_number
+
+        return max(running, key=served)
+
+    def served(
+        self,
+        requests: Sequence[RequestView],
+        num_prompt_tokens: Sequence[int],  # noqa: ARG002 - charged when the request entered
+        num_output_tokens: Sequence[int],
+    ) -> None:
+        weight, default = self._options.output_token_weight, self._options.default_user
+        get = self._accounts.get
+        for request, count in zip(requests, num_output_tokens, strict=True):
+            account = get(request.user or default)
+            account.counter += count * weight * account.share
+
+    def _user(self, request: RequestView) -> str:
+        return request.user or self._options.default_user
+
+
+@hookimpl
+def llmkit_scheduler_policy(options: FairOptions | None) -> SchedulerPolicy:
+    return FairPolicy(options)
