@@ -1,4 +1,4 @@
-"""Gives memory back to the system."""
+"""When freed memory stays with the process, and when the system gets it back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import gc
 import sys
 
 import torch
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+_KEPT = 1 << 30  # bytes
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what steps free for the next ones, until `give_back_memory`.
+
+    By default large blocks come from the system and go back to it: a prefill then touches tens of thousands of new
+    pages, which the system has to clear, once for every layer. Concerns the whole process.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if change is not None:
+        change(_MMAP_THRESHOLD, _KEPT)
+        change(_TRIM_THRESHOLD, _KEPT)
 
 
 def give_back_memory(device: torch.device) -> None:

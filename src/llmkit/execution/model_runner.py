@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.scheduling.plan import IntArray, StepPlan
 
+WORTH_LEAVING_OUT = 32  # tokens
+
 
 class ModelRunner:
     """Owns the batch, the sampler and the KV tensors of one device."""
@@ -89,11 +91,19 @@ class ModelRunner:
         planned = perf_counter()
         self._plan_timing.add(planned - start)
         context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
+        context.output_rows = self._output_rows(inputs)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)
         if len(inputs.sampling_rows):
             self._sample(plan, inputs, hidden, result)
+
+    def _output_rows(self, inputs: StepInputs) -> torch.Tensor | None:
+        """The tokens whose hidden states are read, if the others are worth leaving out of what nobody reads."""
+        indices = inputs.logits_indices
+        if indices is None or self._prompt_scorer.wants_any or len(inputs.input_ids) - len(indices) < WORTH_LEAVING_OUT:
+            return None
+        return indices if len(indices) else torch.zeros(1, dtype=torch.int64, device=indices.device)
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots:
@@ -110,7 +120,7 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
         rows = inputs.sampling_rows
-        chosen = hidden if inputs.logits_indices is None else hidden[inputs.logits_indices]
+        chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
         logits = self._model.logits(chosen)
         if logits.shape != (len(rows), self._vocab_size):
             raise EngineError(

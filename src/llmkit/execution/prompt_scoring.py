@@ -46,6 +46,11 @@ class PromptScorer:
     def remove(self, slot: int) -> None:
         self._wishes.pop(slot, None)
 
+    @property
+    def wants_any(self) -> bool:
+        """Whether a sequence of the batch has asked for scores of its prompt."""
+        return bool(self._wishes)
+
     def score(self, plan: StepPlan, hidden: torch.Tensor, result: StepResult) -> None:
         """Fill `result.prompt_logprobs` from the step's hidden states [t, hidden_size].
 

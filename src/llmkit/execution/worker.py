@@ -12,7 +12,7 @@ from llmkit.errors import EngineClosedError, OutOfMemoryError, described
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
 from llmkit.execution.connector_half import worker_transfers
 from llmkit.execution.fingerprint import WeightsChecksum, kv_fingerprint
-from llmkit.execution.freeing import give_back_memory
+from llmkit.execution.freeing import give_back_memory, keep_freed_memory
 from llmkit.execution.measuring import (
     HostMemory,
     cache_needs,
@@ -81,6 +81,8 @@ class Worker:
         if self._setup.config.connector.name is not None:
             self._fingerprint = kv_fingerprint(built, self._setup, checksum.hexdigest())
         give_back_memory(self._device)
+        if self._device.type == "cpu":
+            keep_freed_memory()
         return _report(built, self._plan_memory(built, before, loaded=True), self._fingerprint)
 
     def allocate(self, layout: KVCacheLayout) -> None:

@@ -98,8 +98,10 @@ class SelfAttention(Module):
             soft_cap=options.soft_cap,
         )
 
-    def forward(self, positions: torch.Tensor, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """positions int64 [t], x [t, hidden_size] → [t, hidden_size]."""
+    def forward(
+        self, positions: torch.Tensor, x: torch.Tensor, context: ForwardContext, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """positions int64 [t], x [t, hidden_size] → [t, hidden_size]; with rows int64 [s] → theirs [s, hidden_size]."""
         projected = self.qkv_proj.forward(x)
         query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
         if self.has_qk_norm:
@@ -107,4 +109,5 @@ class SelfAttention(Module):
             query = self.q_norm.forward(query.view(tokens, -1, size)).view(tokens, -1)
             key = self.k_norm.forward(key.view(tokens, -1, size)).view(tokens, -1)
         self.rotary.forward(positions, query, key)
-        return self.o_proj.forward(self.attention.forward(query, key, value, context))
+        attended = self.attention.forward(query, key, value, context)
+        return self.o_proj.forward(attended if rows is None else attended[rows])

@@ -22,7 +22,8 @@ class CausalLM(Module):
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """input_ids, positions int64 [t] → hidden states [t, hidden_size], after the final norm."""
+        """input_ids, positions int64 [t] → hidden states [t, hidden_size], after the final norm; those of
+        `context.output_rows` alone, [s, hidden_size], will do as well."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -48,8 +48,13 @@ class ModelContext:
 @dataclass(slots=True)
 class ForwardContext:
     """One forward pass. `metadata` and `kv_caches` are indexed by attention layer: layers of one KV group have the
-    same metadata object, what `backend.plan` returned for the group."""
+    same metadata object, what `backend.plan` returned for the group.
+
+    output_rows int64[s]: the only tokens whose final hidden states anyone will read, None for all. A model may leave
+    the others out from where they stop mattering, behind the last attention, and return [s, hidden_size].
+    """
 
     backend: AttentionBackend
     metadata: list[Any]
     kv_caches: list[torch.Tensor]
+    output_rows: torch.Tensor | None = None

@@ -52,17 +52,25 @@ class DecoderLayer(Module):
         self._feed_forward = block.forward
 
     def forward(
-        self, positions: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+        self,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [t, hidden_size]: what is not yet added to `residual` (None: nothing was, hidden is all).
 
-        Returns the same pair after this layer: adding is left to the next norm, which does both in one pass.
+        Returns the same pair after this layer: adding is left to the next norm, which does both in one pass. rows
+        int64 [s]: the tokens to go on with behind attention, None for all.
         """
         if residual is None:
             hidden, residual = self.input_layernorm.forward(hidden), hidden
         else:
             hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn.forward(positions, hidden, context)
+        hidden = self.self_attn.forward(positions, hidden, context, rows)
+        if rows is not None:
+            residual = residual[rows]
         if self.has_output_norms:
             hidden = self.post_attention_layernorm.forward(hidden)
             hidden, residual = self.pre_feedforward_layernorm.add(hidden, residual)
@@ -121,8 +129,10 @@ class DecoderModel(Module):
             hidden, residual = self.embed_tokens.forward(inputs), None
             if self.embedding_scale is not None:
                 hidden = hidden * self.embedding_scale
-        for layer in self._stack:
+        for layer in self._stack[:-1]:
             hidden, residual = layer.forward(positions, hidden, residual, context)
+        rows = context.output_rows if self.norm is not None else None
+        hidden, residual = self._stack[-1].forward(positions, hidden, residual, context, rows)
         assert residual is not None, "a stage has at least one layer"
         if self.norm is None:
             return hidden, residual
