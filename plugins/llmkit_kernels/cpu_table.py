@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from llmkit_kernels import cpu_fused, cpu_linear
+from llmkit.mapped_memory import MappedMemory
+from llmkit_kernels import cpu_fused, cpu_linear, cpu_panels
 from llmkit_kernels.torch_table import TorchKernels
 
 
 class CPUKernels(TorchKernels):
     """float32 operands take compiled kernels; other types take torch's operations."""
+
+    def __init__(self) -> None:
+        self._memory = MappedMemory()
+
+    def arrange(self, weight: torch.Tensor, role: str) -> cpu_panels.PanelWeight | None:  # noqa: ARG002
+        return cpu_panels.pack(weight, self._memory)
+
+    def arranged_linear(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return cpu_panels.linear(x, weight, bias)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return cpu_linear.linear(x, weight, bias)

@@ -7,9 +7,9 @@ import torch
 from llmkit.execution.block_table import BlockTable
 from llmkit.execution.input_batch import InputBatch
 from llmkit.execution.kv_tensors import KVTensors
-from llmkit.execution.lazy_memory import lazy_zeros
 from llmkit.execution.staging import StagingBuffer
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit.mapped_memory import lazy_zeros
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.plan import AddedRow, BlockUpdate, StepPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmkit.execution.lazy_memory import lazy_zeros
+from llmkit.mapped_memory import lazy_zeros
 from llmkit.scheduling.plan import IntArray
 
 

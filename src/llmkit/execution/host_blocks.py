@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from llmkit.execution.lazy_memory import lazy_zeros
+from llmkit.mapped_memory import lazy_zeros
 
 
 class HostBlocks:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from llmkit.execution.block_table import BlockTable
-from llmkit.execution.lazy_memory import lazy_zeros
 from llmkit.execution.staging import ArraySpec, StagingBuffer
 from llmkit.hookspecs.attention import AttentionBatch
+from llmkit.mapped_memory import lazy_zeros
 
 if TYPE_CHECKING:
     from llmkit.kv_cache.layout import KVCacheLayout

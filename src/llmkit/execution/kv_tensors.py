@@ -11,7 +11,7 @@ import torch
 
 from llmkit.errors import PluginError
 from llmkit.execution.host_blocks import HostBlocks
-from llmkit.execution.lazy_memory import lazy_zeros
+from llmkit.mapped_memory import lazy_zeros
 
 if TYPE_CHECKING:
     from llmkit.hookspecs.attention import AttentionBackend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmkit.hookspecs.markers import hookspec
 
@@ -22,6 +22,16 @@ class KernelTable(ABC):
     @abstractmethod
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [t, k], weight [n, k], bias [n] → [t, n]."""
+
+    def arrange(self, weight: torch.Tensor, role: str) -> Any | None:
+        """Once, at load time: a weight [n, k] in full precision → the same numbers in whatever order and memory this
+        table multiplies with best, which then replace it; None for "keep it as it is". `role` is "linear" or
+        "lm_head"; the embedding and a head that is tied to it stay as they are."""
+        return None
+
+    def arranged_linear(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`linear` with what `arrange` has returned."""
+        raise TypeError(f"{type(self).__name__} arranges no weights")
 
     @abstractmethod
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

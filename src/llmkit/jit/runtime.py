@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from llmkit.cache_folder import cache_folder
-from llmkit.jit import tiles, vector
+from llmkit.jit import panels, tiles, vector
 
 MAX_VALUES = 512  # of `launch`
 
@@ -35,7 +35,7 @@ _loaded = False
 
 
 def load() -> None:
-    """Import numba and bind the operations of `vector` and `tiles`. Safe to call again and from several threads."""
+    """Import numba and bind the operations of `vector`, `tiles` and `panels`. Safe to call again, from any thread."""
     global _loaded
     if _loaded:
         return
@@ -43,6 +43,7 @@ def load() -> None:
         if not _loaded:
             vector.bind()
             tiles.bind()
+            panels.bind()
             _bind_threads()
             _loaded = True
 
@@ -87,7 +88,7 @@ def _cache_path(helpers: tuple[ModuleType, ...]) -> Path | None:
     Operations and helpers are inlined in a kernel, but numba only watches the file of the kernel itself: a folder
     named by the content of the files that define them keeps stale code out.
     """
-    modules = (vector, tiles, sys.modules[__name__], *helpers)
+    modules = (vector, tiles, panels, sys.modules[__name__], *helpers)
     digest = hashlib.sha256()
     for module in modules:
         digest.update(Path(module.__file__ or "").read_bytes())

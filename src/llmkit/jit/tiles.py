@@ -32,22 +32,23 @@ def bind() -> None:
     rows_times_weight = numba.njit(error_model="numpy", inline="never")(_rows_times_weight)
 
 
-def tile_operation(values: int, emit: Callable[..., None]) -> Any:
-    """An intrinsic whose first two arguments are literal tile sizes, followed by `values` int64."""
+def tile_operation(values: int, emit: Callable[..., None], literals: int = 2) -> Any:
+    """An intrinsic whose first `literals` arguments are literal integers, followed by `values` int64."""
     from numba.core import types
     from numba.extending import intrinsic
 
-    def typed(_context: Any, rows: Any, columns: Any, *_values: Any) -> Any:
-        if not (isinstance(rows, types.IntegerLiteral) and isinstance(columns, types.IntegerLiteral)):
+    def typed(_context: Any, *arguments: Any) -> Any:
+        sizes = arguments[:literals]
+        if not all(isinstance(size, types.IntegerLiteral) for size in sizes):
             return None
 
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            emit(builder, rows.literal_value, columns.literal_value, *args[2:])
+            emit(builder, *[size.literal_value for size in sizes], *args[literals:])
             return context.get_dummy_value()
 
-        return types.void(rows, columns, *[types.int64] * values), codegen
+        return types.void(*sizes, *[types.int64] * values), codegen
 
-    return intrinsic(prefer_literal=True)(ops.with_arity(typed, 3 + values))
+    return intrinsic(prefer_literal=True)(ops.with_arity(typed, 1 + literals + values))
 
 
 def _emit_dot_tile(

@@ -40,7 +40,8 @@ class Shard:
 
 
 class StackedWeight:
-    """A matrix [n, k] made of shards stacked on each other, in full precision (`plain`) or packed (`packed`).
+    """A matrix [n, k] made of shards stacked on each other: in full precision (`plain`), in full precision as the
+    kernel table likes it (`arranged`), or packed by the quantization (`packed`).
 
     Nothing is allocated before the first shard arrives, so layers can be built on any device at no cost, the meta
     device included. While a model loads, at most one matrix exists both in full precision and packed.
@@ -63,6 +64,7 @@ class StackedWeight:
         self.role = role
         self.shape = (sum(s.num_rows for s in shards), int(self.columns.stop - self.columns.start))
         self.plain: torch.Tensor | None = None
+        self.arranged: Any | None = None
         self.packed: Any | None = None
         self._missing: set[int] = set()
         self._dtype = context.dtype
@@ -73,12 +75,14 @@ class StackedWeight:
     @property
     def complete(self) -> bool:
         """Whether all shards have arrived."""
-        return not self._missing and (self.plain is not None or self.packed is not None)
+        return not self._missing and any(form is not None for form in (self.plain, self.arranged, self.packed))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [t, k] → [t, n]."""
-        if self.packed is None:
-            return self._kernels.linear(x, self.plain, bias)  # type: ignore[arg-type]
+        if self.plain is not None:
+            return self._kernels.linear(x, self.plain, bias)
+        if self.arranged is not None:
+            return self._kernels.arranged_linear(x, self.arranged, bias)
         return self._quantization.linear(x, self.packed, bias, self._kernels)
 
     def embedding(self, ids: torch.Tensor) -> torch.Tensor:
@@ -93,7 +97,7 @@ class StackedWeight:
 
     def slots(self) -> list[WeightSlot]:
         """A slot for each shard, in order; what was loaded before is dropped."""
-        self.plain, self.packed = None, None
+        self.plain = self.arranged = self.packed = None
         self._missing = set(range(len(self.shards)))
         return [
             WeightSlot((shard.checkpoint_rows, self.in_features), partial(self._load, i))
@@ -113,7 +117,9 @@ class StackedWeight:
         if self._missing:
             return
         self.packed = self._quantization.pack(self.plain, self.role)
-        if self.packed is not None:
+        if self.packed is None and self.role != "embedding":
+            self.arranged = self._kernels.arrange(self.plain, self.role)
+        if self.packed is not None or self.arranged is not None:
             self.plain = None
 
     def _can_keep(self, tensor: torch.Tensor) -> bool:
