@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from llmkit_attention import cpu_kernels
-from llmkit_kernels import cpu_fused, cpu_linear
+from llmkit_kernels import cpu_fused, cpu_linear, cpu_panels
+from llmkit_kernels.cpu_table import CPUKernels
 from llmkit_quantization import cpu_int4, cpu_int8
 
 
@@ -47,6 +48,46 @@ def test_linear_does_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def arranged(weight: torch.Tensor) -> cpu_panels.PanelWeight:
+    panels = CPUKernels().arrange(weight, "linear")
+    assert panels is not None
+    return panels
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 4), (576, 576), (960, 100), (192, 1536)])
+def test_linear_in_panels(n: int, k: int) -> None:
+    torch.manual_seed(n + k)
+    table, weight, bias = CPUKernels(), torch.randn(n, k), torch.randn(n)
+    panels = arranged(weight)
+    for m in (1, 2, 3, 5, 6, 7, 11, 13, 32, 65, 300):
+        x = torch.randn(m, k)
+        expected = x.double() @ weight.double().T
+        assert relative_error(table.arranged_linear(x, panels), expected) < 1e-5
+        assert relative_error(table.arranged_linear(x, panels, bias), expected + bias) < 1e-5
+
+
+def test_a_row_in_panels_does_not_depend_on_the_rows_beside_it_nor_on_threads() -> None:
+    x, panels = torch.randn(130, 576), arranged(torch.randn(960, 576))
+    before = torch.get_num_threads()
+    whole = cpu_panels.linear(x, panels)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for first, last in ((0, 1), (3, 5), (7, 14), (20, 130)):
+                assert torch.equal(cpu_panels.linear(x[first:last], panels), whole[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [torch.zeros(63, 64), torch.zeros(64, 7), torch.zeros(0, 64), torch.zeros(64, 64, dtype=torch.bfloat16)],
+    ids=["rows", "columns", "empty", "type"],
+)
+def test_what_does_not_fit_in_panels_is_kept_as_it_is(weight: torch.Tensor) -> None:
+    assert CPUKernels().arrange(weight, "linear") is None
 
 
 @pytest.mark.parametrize(("method", "spread"), [(cpu_int4, 0.09), (cpu_int8, 0.006)])
