@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
 from llmkit_attention import cpu_kernels
+from llmkit_attention.cpu_prefixes import SharedPrefixes, shared_prefixes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
+    """A step's batch; which of its rows share a prefix is found when the first layer tells how many heads there are."""
+
+    batch: AttentionBatch
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     num_tokens: int
+    _prefixes: dict[tuple[int, int], SharedPrefixes | None] = field(default_factory=dict)
+
+    def prefixes(self, num_heads: int, num_kv_heads: int) -> SharedPrefixes | None:
+        """Rows that share a prefix, for layers with so many heads."""
+        key = (num_heads, num_kv_heads)
+        if key not in self._prefixes:
+            self._prefixes[key] = shared_prefixes(
+                self.block_table.numpy(),
+                np.diff(self.batch.query_start_loc_np),
+                self.batch.seq_lens_np,
+                self.batch.page_size,
+                block=cpu_kernels.BLOCK,
+                num_kv_heads=num_kv_heads,
+                most_sequences=cpu_kernels.most_together(num_heads // num_kv_heads),
+                threads=torch.get_num_threads(),
+            )
+        return self._prefixes[key]
 
 
 class CPUAttention(AttentionBackend):
@@ -43,6 +65,7 @@ class CPUAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> _Plan:
         return _Plan(
+            batch,
             batch.query_start_loc[: batch.num_rows + 1].contiguous(),
             batch.seq_lens[: batch.num_rows].contiguous(),
             batch.block_table[: batch.num_rows].contiguous(),
@@ -77,5 +100,6 @@ class CPUAttention(AttentionBackend):
             layer.sliding_window or 0,
             layer.soft_cap or 0.0,
             output,
+            None if layer.sliding_window else metadata.prefixes(layer.num_heads, layer.num_kv_heads),
         )
         return output.to(query.dtype)

@@ -17,6 +17,7 @@ import torch
 
 from llmkit.jit import runtime, tiles
 from llmkit.jit import vector as ops
+from llmkit_attention.cpu_prefixes import SharedPrefixes
 
 BLOCK = 64  # keys a block
 TILE = 96  # rows (query tokens x heads of a group) of a prefill tile
@@ -33,7 +34,13 @@ fetch_block: Any = None  # inner functions, bound by load()
 score_rows: Any = None
 value_rows: Any = None
 softmax_row: Any = None
+block_scores: Any = None
+block_values: Any = None
+read_query: Any = None
+decode_keys: Any = None
+write_rows: Any = None
 decode_item: Any = None
+shared_item: Any = None
 prefill_item: Any = None
 
 
@@ -41,6 +48,7 @@ prefill_item: Any = None
 _Q, _KV, _TABLE, _STARTS, _LENS, _OUT, _SCRATCH, _TICKET = 1, 2, 3, 4, 5, 6, 7, 8
 _SEQS, _PAGES, _HQ, _HK, _D, _PAGE_SHIFT, _FORMAT = 9, 10, 11, 12, 13, 14, 15
 _WINDOW, _CAP, _SCALE, _TILE_TOKENS, _SCRATCH_SIZE, _Q_ROW = 16, 17, 18, 19, 20, 21  # _Q_ROW: elements
+_GROUPS, _NUM_GROUPS, _MEMBERS, _GROUPED = 22, 23, 24, 25  # as in SharedPrefixes
 
 
 def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part: int, target: int) -> None:
@@ -136,25 +144,15 @@ def _softmax_row(s: int, low: int, high: int, count: int, cap: float, state: int
     ops.sstore(state + 4, old + ops.vsum(total))
 
 
-def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
-    """One query token of one sequence, all query heads of KV head `head`."""
-    d, group, shift = args[_D], args[_HQ] // args[_HK], args[_PAGE_SHIFT]
+def _decode_keys(
+    args: Any, seq: int, head: int, first: int, length: int, q: int, o: int, s: int, state: int, buffer: int
+) -> None:
+    """Attend from one token's query heads of KV head `head` to keys first .. length of its sequence.
+
+    q, o: [group, d]; s: [group, BLOCK] of scratch; state: maximum and sum of each row; buffer: BLOCK rows of d.
+    """
+    d, group, shift, cap = args[_D], args[_HQ] // args[_HK], args[_PAGE_SHIFT], ops.as_float(args[_CAP])
     table = args[_TABLE] + 4 * seq * args[_PAGES]
-    length = ops.iload(args[_LENS] + 4 * seq)
-    first = max(0, length - args[_WINDOW]) if args[_WINDOW] > 0 else 0
-    token = ops.iload(args[_STARTS] + 4 * seq)
-    row = (token * args[_HQ] + head * group) * d
-    source = args[_Q] + 4 * (token * args[_Q_ROW] + head * group * d)
-    scale, cap = ops.as_float(args[_SCALE]), ops.as_float(args[_CAP])
-    q, o, s = scratch, scratch + 4 * group * d, scratch + 8 * group * d
-    state = s + 4 * group * BLOCK
-    buffer = state + 8 * group
-    for c in range(0, group * d, LANES):
-        ops.vstore(q + 4 * c, ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
-        ops.vstore(o + 4 * c, ops.vsplat(0.0))
-    for g in range(group):
-        ops.sstore(state + 8 * g, MASKED)
-        ops.sstore(state + 8 * g + 4, 0.0)
     direct = args[_FORMAT] == 0 and shift >= 2
     page_bytes = 4 * (d << shift)
     start = first - (first & (BLOCK - 1))
@@ -187,16 +185,109 @@ def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
                 for g in range(group):
                     softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
         start += BLOCK
-    for g in range(group):
-        factor = ops.vsplat(1.0 / ops.sload(state + 8 * g + 4))
+
+
+def _write_rows(args: Any, token: int, head: int, rows: int, o: int, state: int) -> None:
+    """Divide rows of o [rows, d] by their sums, into the output: query heads of `head`, from `token` on."""
+    d, group = args[_D], args[_HQ] // args[_HK]
+    for r in range(rows):
+        factor = ops.vsplat(1.0 / ops.sload(state + 8 * r + 4))
+        target = args[_OUT] + 4 * (((token + r // group) * args[_HQ] + head * group + r % group) * d)
         for c in range(0, d, LANES):
-            value = ops.vmul(ops.vload(o + 4 * (g * d + c)), factor)
-            ops.vstore(args[_OUT] + 4 * (row + g * d + c), value)
+            ops.vstore(target + 4 * c, ops.vmul(ops.vload(o + 4 * (r * d + c)), factor))
+
+
+def _read_query(args: Any, token: int, head: int, rows: int, q: int, o: int, state: int) -> None:
+    """Rows of q from the query heads of `head`, from `token` on, scaled; o and the state as before the first key."""
+    d, group, scale = args[_D], args[_HQ] // args[_HK], ops.as_float(args[_SCALE])
+    for r in range(rows):
+        source = args[_Q] + 4 * ((token + r // group) * args[_Q_ROW] + (head * group + r % group) * d)
+        for c in range(0, d, LANES):
+            ops.vstore(q + 4 * (r * d + c), ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
+            ops.vstore(o + 4 * (r * d + c), ops.vsplat(0.0))
+        ops.sstore(state + 8 * r, MASKED)
+        ops.sstore(state + 8 * r + 4, 0.0)
+
+
+def _decode_item(args: Any, seq: int, head: int, scratch: int) -> None:
+    """One query token of one sequence, all query heads of KV head `head`."""
+    d, group = args[_D], args[_HQ] // args[_HK]
+    length = ops.iload(args[_LENS] + 4 * seq)
+    first = max(0, length - args[_WINDOW]) if args[_WINDOW] > 0 else 0
+    token = ops.iload(args[_STARTS] + 4 * seq)
+    q, o, s = scratch, scratch + 4 * group * d, scratch + 8 * group * d
+    state = s + 4 * group * BLOCK
+    read_query(args, token, head, group, q, o, state)
+    decode_keys(args, seq, head, first, length, q, o, s, state, state + 8 * group)
+    write_rows(args, token, head, group, o, state)
+
+
+def _shared_item(args: Any, part: int, head: int, scratch: int) -> None:
+    """One query token of each of several sequences: together over the keys that they share, then each over its own."""
+    d, group = args[_D], args[_HQ] // args[_HK]
+    place = args[_GROUPS] + 12 * part
+    members, count, shared = args[_MEMBERS] + 4 * ops.iload(place), ops.iload(place + 4), ops.iload(place + 8)
+    rows = count * group
+    padded = (rows + ROWS - 1) // ROWS * ROWS
+    q, o, s = scratch, scratch + 4 * padded * d, scratch + 8 * padded * d
+    state = s + 4 * padded * BLOCK
+    k = state + 8 * padded
+    for i in range(count):
+        token = ops.iload(args[_STARTS] + 4 * ops.iload(members + 4 * i))
+        at = 4 * i * group * d
+        read_query(args, token, head, group, q + at, o + at, state + 8 * i * group)
+    table = args[_TABLE] + 4 * ops.iload(members) * args[_PAGES]
+    for start in range(0, shared, BLOCK):
+        block_scores(args, table, head, start, BLOCK, q, padded, s, k)
+        for r in range(rows):
+            at = o + 4 * r * d
+            softmax_row(s + 4 * r * BLOCK, 0, BLOCK, BLOCK, ops.as_float(args[_CAP]), state + 8 * r, at, d)
+        block_values(args, table, head, start, BLOCK, s, padded, o, k)
+    for i in range(count):
+        seq = ops.iload(members + 4 * i)
+        first, at = i * group, 4 * i * group * d
+        here = state + 8 * first
+        length = ops.iload(args[_LENS] + 4 * seq)
+        decode_keys(args, seq, head, shared, length, q + at, o + at, s + 4 * first * BLOCK, here, k)
+        write_rows(args, ops.iload(args[_STARTS] + 4 * seq), head, group, o + at, here)
+
+
+def _block_scores(
+    args: Any, table: int, head: int, start: int, count: int, q: int, padded: int, s: int, buffer: int
+) -> None:
+    """s[row, j] = q[row, :] k[start + j, :] for `padded` rows, a multiple of ROWS, and j < count <= BLOCK."""
+    d = args[_D]
+    kt = buffer + 4 * BLOCK * d
+    n, wide = 4 * d, 4 * BLOCK
+    fetch_block(args, table, head, start, count, 0, buffer)
+    for j in range(0, count, LANES):  # rows beyond count are stale memory; their scores are masked later
+        for c in range(0, d, LANES):
+            ops.transpose(buffer + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
+    for r in range(0, padded, ROWS):
+        for j in range(0, count, VECTORS * LANES):
+            place = s + r * wide + 4 * j
+            tiles.outer_tile(ROWS, VECTORS, q + r * n, n, kt + 4 * j, wide, place, wide, d, 0, 0)
+
+
+def _block_values(
+    args: Any, table: int, head: int, start: int, count: int, s: int, padded: int, o: int, buffer: int
+) -> None:
+    """o[row, :] += s[row, :count] v[start:start + count, :] for `padded` rows, a multiple of ROWS."""
+    d = args[_D]
+    n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
+    fetch_block(args, table, head, start, count, 1, buffer)
+    for c in range(0, d - span + 1, span):
+        for r in range(0, padded, ROWS):
+            place = o + r * n + 4 * c
+            tiles.outer_tile(ROWS, VECTORS, s + r * wide, wide, buffer + 4 * c, n, place, n, count, 1, 0)
+    for c in range(d // span * span, d, LANES):
+        for r in range(0, padded, ROWS):
+            tiles.outer_tile(ROWS, 1, s + r * wide, wide, buffer + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
 
 
 def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> None:
     """Tile `tile` of the query tokens of one sequence, all query heads of KV head `head`; rows are (token, head)."""
-    d, heads, group = args[_D], args[_HQ], args[_HQ] // args[_HK]
+    d, group = args[_D], args[_HQ] // args[_HK]
     table = args[_TABLE] + 4 * seq * args[_PAGES]
     length = ops.iload(args[_LENS] + 4 * seq)
     query, end = ops.iload(args[_STARTS] + 4 * seq), ops.iload(args[_STARTS] + 4 * seq + 4)
@@ -205,50 +296,25 @@ def _prefill_item(args: Any, seq: int, head: int, tile: int, scratch: int) -> No
     query += tile * args[_TILE_TOKENS]
     rows = tokens * group
     padded = (rows + ROWS - 1) // ROWS * ROWS
-    window, scale, cap = args[_WINDOW], ops.as_float(args[_SCALE]), ops.as_float(args[_CAP])
+    window, cap = args[_WINDOW], ops.as_float(args[_CAP])
     q, o, s = scratch, scratch + 4 * padded * d, scratch + 8 * padded * d
     state = s + 4 * padded * BLOCK
     k = state + 8 * padded
-    kt = k + 4 * BLOCK * d
-    n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
-    for r in range(padded):
-        source = args[_Q] + 4 * ((query + r // group) * args[_Q_ROW] + (head * group + r % group) * d)
-        for c in range(0, d, LANES):
-            if r < rows:
-                ops.vstore(q + 4 * (r * d + c), ops.vmul(ops.vload(source + 4 * c), ops.vsplat(scale)))
-            else:
-                ops.vstore(q + 4 * (r * d + c), ops.vsplat(0.0))
-            ops.vstore(o + 4 * (r * d + c), ops.vsplat(0.0))
-        ops.sstore(state + 8 * r, MASKED)
-        ops.sstore(state + 8 * r + 4, 0.0)
+    read_query(args, query, head, rows, q, o, state)
+    for c in range(4 * rows * d, 4 * padded * d, 4 * LANES):
+        ops.vstore(q + c, ops.vsplat(0.0))
+        ops.vstore(o + c, ops.vsplat(0.0))
     start = max(0, position - window + 1) & -BLOCK if window > 0 else 0
     while start < position + tokens:
         count = min(BLOCK, position + tokens - start)
-        fetch_block(args, table, head, start, count, 0, k)
-        for j in range(0, count, LANES):  # rows beyond count are stale memory; their scores are masked below
-            for c in range(0, d, LANES):
-                ops.transpose(k + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
-        for r in range(0, padded, ROWS):
-            for j in range(0, count, VECTORS * LANES):
-                place = s + r * wide + 4 * j
-                tiles.outer_tile(ROWS, VECTORS, q + r * n, n, kt + 4 * j, wide, place, wide, d, 0, 0)
+        block_scores(args, table, head, start, count, q, padded, s, k)
         for r in range(rows):
             here = position + r // group
             low = here - window + 1 - start if window > 0 else 0
             softmax_row(s + 4 * r * BLOCK, low, here + 1 - start, count, cap, state + 8 * r, o + 4 * r * d, d)
-        fetch_block(args, table, head, start, count, 1, k)
-        for c in range(0, d - span + 1, span):
-            for r in range(0, padded, ROWS):
-                tiles.outer_tile(ROWS, VECTORS, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
-        for c in range(d // span * span, d, LANES):
-            for r in range(0, padded, ROWS):
-                tiles.outer_tile(ROWS, 1, s + r * wide, wide, k + 4 * c, n, o + r * n + 4 * c, n, count, 1, 0)
+        block_values(args, table, head, start, count, s, padded, o, k)
         start += BLOCK
-    for r in range(rows):
-        factor = ops.vsplat(1.0 / ops.sload(state + 8 * r + 4))
-        target = args[_OUT] + 4 * (((query + r // group) * heads + head * group + r % group) * d)
-        for c in range(0, d, LANES):
-            ops.vstore(target + 4 * c, ops.vmul(ops.vload(o + 4 * (r * d + c)), factor))
+    write_rows(args, query, head, rows, o, state)
 
 
 def _attention_kernel(args: Any) -> None:
@@ -258,7 +324,14 @@ def _attention_kernel(args: Any) -> None:
     base = 0
     # All sequences of a head, then the next head: keys that sequences share stay in the second cache.
     for head in range(args[_HK]):
+        for part in range(args[_NUM_GROUPS]):
+            if item == base:
+                shared_item(args, part, head, scratch)
+                item = ops.take(args, 0)
+            base += 1
         for seq in range(args[_SEQS]):
+            if args[_NUM_GROUPS] > 0 and ops.iload(args[_GROUPED] + 4 * seq) != 0:
+                continue
             tokens = ops.iload(args[_STARTS] + 4 * seq + 4) - ops.iload(args[_STARTS] + 4 * seq)
             tiles = (tokens + tile_tokens - 1) // tile_tokens
             while item < base + tiles:
@@ -297,14 +370,19 @@ def _write_kernel(args: Any) -> None:
 def load() -> None:
     """Compile or load both kernels (about 5 s the first time ever, then 0.1 s)."""
     global LANES, ROWS, VECTORS, _attention, _write
-    global fetch_block, score_rows, value_rows, softmax_row, decode_item, prefill_item
+    global fetch_block, score_rows, value_rows, softmax_row, block_scores, block_values
+    global read_query, decode_keys, write_rows, decode_item, shared_item, prefill_item
     if _attention is not None:
         return
     runtime.load()
     LANES, ROWS, VECTORS = ops.LANES, tiles.OUTER_ROWS, tiles.OUTER_VECTORS
     fetch_block, softmax_row = runtime.inner(_fetch_block), runtime.inner(_softmax_row)
     score_rows, value_rows = runtime.inner(_score_rows), runtime.inner(_value_rows)
-    decode_item, prefill_item = runtime.inner(_decode_item), runtime.inner(_prefill_item)
+    block_scores, block_values = runtime.inner(_block_scores), runtime.inner(_block_values)
+    read_query, write_rows = runtime.inner(_read_query), runtime.inner(_write_rows)
+    decode_keys = runtime.inner(_decode_keys)
+    decode_item, shared_item = runtime.inner(_decode_item), runtime.inner(_shared_item)
+    prefill_item = runtime.inner(_prefill_item)
     _write = runtime.compile_kernel(_write_kernel)
     _attention = runtime.compile_kernel(_attention_kernel)
 
@@ -336,6 +414,7 @@ def paged_attention(
     sliding_window: int,
     soft_cap: float,
     out: torch.Tensor,
+    prefixes: SharedPrefixes | None = None,
 ) -> None:
     """Causal attention of each sequence's last tokens over its paged keys and values, into `out`.
 
@@ -346,6 +425,8 @@ def paged_attention(
     included. A key is seen by the queries at its position and later, with sliding_window > 0 only by those
     less than sliding_window after it; soft_cap > 0 replaces a score s by soft_cap * tanh(s / soft_cap).
     Sequences may have no query token. Relative error against float64 is below 1e-5 for a float32 cache.
+    prefixes: sequences that begin with the same pages, as `shared_prefixes` finds them with `block` = BLOCK and
+    `most_sequences` = most_together(group); not used with a sliding window.
     ValueError names what is unsupported.
     """
     heads, page_size, d = kv.shape[2], kv.shape[3], kv.shape[4]
@@ -367,7 +448,20 @@ def paged_attention(
         out.data_ptr(), runtime.scratch_address(threads * size), 0, seq_lens.shape[0], block_table.shape[1],
         query_heads, heads, d, page_size.bit_length() - 1, _FORMATS[kv.dtype], sliding_window,
         runtime.float_bits(soft_cap), runtime.float_bits(scale), tile_tokens, size, q.stride(0),
+        *_addresses(prefixes if sliding_window <= 0 else None),
     )  # fmt: skip
+
+
+def most_together(group: int) -> int:
+    """How many sequences with `group` query heads a KV head fit in one part of a shared prefix."""
+    return max(1, TILE // group)
+
+
+def _addresses(prefixes: SharedPrefixes | None) -> tuple[int, int, int, int]:
+    if prefixes is None:
+        return 0, 0, 0, 0
+    parts, members, grouped = prefixes.parts, prefixes.members, prefixes.grouped
+    return parts.ctypes.data, len(parts), members.ctypes.data, grouped.ctypes.data
 
 
 def dense_rows(x: torch.Tensor) -> bool:

@@ -205,3 +205,17 @@ def test_weights_can_be_loaded_again(make_context: Make, random_tensors: Draw) -
     fresh = DecoderForCausalLM(fresh_context)
     fresh.load_weights(tensors.items())
     torch.testing.assert_close(logits(context, model), logits(fresh_context, fresh))
+
+
+@pytest.mark.parametrize("output_norms", [False, True])
+def test_rows_that_nobody_reads_may_be_left_out(make_context: Make, random_tensors: Draw, output_norms: bool) -> None:
+    context = make_context()
+    model = DecoderForCausalLM(context, lambda _config, _index: LayerOptions(output_norms=output_norms))
+    model.load_weights(random_tensors(model).items())
+    whole = run(context, lambda positions, c: model(IDS, positions, c))
+
+    def some(positions: torch.Tensor, forward_context: ForwardContext) -> Any:
+        forward_context.output_rows = torch.tensor([4, 1])
+        return model(IDS, positions, forward_context)
+
+    torch.testing.assert_close(run(context, some), whole[[4, 1]])
