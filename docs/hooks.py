@@ -37,7 +37,8 @@ def render_function(function: Any, level: int) -> str:
 
 
 def render_hooks(kind_name: str) -> str:
-    return "\n".join(render_function(hook, 3) for hook in kind_named(kind_name).hooks)
+    kind = kind_named(kind_name)
+    return "\n".join(render_function(hook, 3) for hook in (*kind.hooks, *kind.optional_hooks))
 
 
 def resolve(path: str) -> Any:

@@ -24,7 +24,7 @@ def render():
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_hook_has_a_heading_with_its_exact_signature(kind, render):
     page = re.split(r"^## Hooks?$", render(f"plugins/{kind.name}.md"), flags=re.MULTILINE)[1]
-    for hook in kind.hooks:
+    for hook in (*kind.hooks, *kind.optional_hooks):
         assert re.search(rf"^### `{hook.__name__}`$", page, re.MULTILINE)
         parameters = ", ".join(str(p) for p in inspect.signature(hook).parameters.values())
         rendered = re.search(rf"def {hook.__name__}\((.*?)\)\s*(->|:)", page, re.DOTALL)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib
 import re
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from llmkit.hookspecs.attention import AttentionBackend
 from llmkit.hookspecs.kernels import KernelTable
 from llmkit.layers.causal_lm import CausalLM
 from llmkit.layers.config import DecoderConfig
-from llmkit.layers.context import ForwardContext, ModelContext
-from llmkit.testing.paged_attention import PagedPool
+from llmkit.layers.context import ModelContext
+from llmkit.testing.conformance.model_examples import checkpoint_of, reference_model
+from llmkit.testing.models import ModelTrial, relative_error
 from llmkit_kernels.torch_table import TorchKernels
 from llmkit_quantization.none import NoQuantization
 
@@ -108,26 +107,15 @@ class Pair:
     context: ModelContext
 
 
-def randomize(model: Any) -> None:
-    """Norms and biases too: their initial values would hide a forgotten one."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.data.copy_(1 + 0.3 * noise if "norm" in name else 0.3 * noise)
-
-
 def build(family: str, changes: dict[str, Any], kernels: KernelTable, **keys: Any) -> Pair:
     name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
-    config = getattr(transformers, name)(**{**SMALL, **changes}, attn_implementation="eager")
-    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    randomize(theirs)
+    config = getattr(transformers, name)(**{**SMALL, **changes})
+    theirs = reference_model({**config.to_dict(), "architectures": [f"{family}ForCausalLM"]})
     raw = {**config.to_dict(), **keys}
     context = ModelContext(DecoderConfig.from_hf(raw), torch.float32, torch.device("cpu"), kernels, NoQuantization())
     context.max_model_len = 64 if changes.get("original_max_position_embeddings") == 64 else None
     ours: CausalLM = module_of(family).llmkit_model(context)
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)  # under the names of checkpoints, which are not always those of the modules
-        ours.load_weights(load_file(f"{folder}/model.safetensors").items())
+    ours.load_weights(checkpoint_of(theirs).items())
     return Pair(theirs, ours, context)
 
 
@@ -136,46 +124,14 @@ def module_of(family: str) -> Any:
     return importlib.import_module(f"llmkit_models.{name}")
 
 
-class Runner:
-    """Our model over a paged cache in random order."""
-
-    def __init__(self, pair: Pair, backend: AttentionBackend, page_size: int = 4) -> None:
-        self.pair, self.backend = pair, backend
-        self.pool = PagedPool(128, page_size, seed=3)
-        self.caches = self.pool.caches(backend, pair.context.attention_layers, torch.float32, fill=float("nan"))
-
-    def step(self, tokens: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Sequence → new token ids; returns sequence → logits of each of them."""
-        rows = [(sequence, len(ids)) for sequence, ids in tokens.items()]
-        metadata = self.backend.plan(self.pool.step(rows))
-        context = ForwardContext(self.backend, [metadata] * len(self.caches), self.caches)
-        with torch.inference_mode():
-            hidden = self.pair.ours(torch.cat(list(tokens.values())), self.pool.positions(rows), context)
-            logits = self.pair.ours.logits(hidden)
-        assert logits.dtype is torch.float32
-        return dict(zip(tokens, torch.split(logits, [n for _, n in rows]), strict=True))
-
-    def run(self, sequences: dict[int, torch.Tensor], chunks: list[dict[int, int]]) -> dict[int, torch.Tensor]:
-        """Feed the sequences in steps of so many tokens each; returns all logits of each."""
-        done = dict.fromkeys(sequences, 0)
-        parts: dict[int, list[torch.Tensor]] = {s: [] for s in sequences}
-        for chunk in chunks:
-            result = self.step({s: sequences[s][done[s] : done[s] + n] for s, n in chunk.items()})
-            for s, n in chunk.items():
-                done[s] += n
-                parts[s].append(result[s])
-        assert all(done[s] == len(ids) for s, ids in sequences.items())
-        return {s: torch.cat(p) for s, p in parts.items()}
+def trial(pair: Pair, backend: AttentionBackend, page_size: int = 4) -> ModelTrial:
+    return ModelTrial(pair.ours, pair.context.attention_layers, backend, page_size=page_size)
 
 
 def reference(pair: Pair, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = pair.theirs(ids[None]).logits[0]
     return logits
-
-
-def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def backend_named(name: str) -> AttentionBackend:
@@ -198,28 +154,28 @@ CHUNKS = [
 def test_logits_of_transformers(case: str) -> None:
     pair = build(*CASES[case], TorchKernels())
     expected = {s: reference(pair, ids) for s, ids in SEQUENCES.items()}
-    whole = Runner(pair, backend_named("torch_reference"))
-    pieces = Runner(pair, backend_named("torch_reference"), page_size=8)
+    whole = trial(pair, backend_named("torch_reference"))
+    pieces = trial(pair, backend_named("torch_reference"), page_size=8)
     for s, ids in SEQUENCES.items():
-        assert relative(whole.step({s: ids})[s], expected[s]) < 1e-4
+        assert relative_error(whole.step({s: ids})[s], expected[s]) < 1e-4
     result = pieces.run(SEQUENCES, CHUNKS)
     for s in SEQUENCES:
-        assert relative(result[s], expected[s]) < 1e-4
+        assert relative_error(result[s], expected[s]) < 1e-4
 
 
 @pytest.mark.parametrize("case", ["llama", "llama3", "mistral window", "qwen2 window", "qwen3", "gemma3", "mixtral"])
 def test_the_cpu_plugins_give_the_same(case: str) -> None:
     kernels = importlib.import_module("llmkit_kernels.cpu").llmkit_kernels()
     pair = build(*CASES[case], kernels)
-    result = Runner(pair, backend_named("cpu"), page_size=16).run(SEQUENCES, CHUNKS)
+    result = trial(pair, backend_named("cpu"), page_size=16).run(SEQUENCES, CHUNKS)
     for s, ids in SEQUENCES.items():
-        assert relative(result[s], reference(pair, ids)) < 1e-4
+        assert relative_error(result[s], reference(pair, ids)) < 1e-4
 
 
 def test_a_sequence_does_not_depend_on_the_batch() -> None:
     pair = build(*CASES["qwen3 window"], TorchKernels())
-    alone = Runner(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
-    crowd = Runner(pair, backend_named("torch_reference")).step({1: SEQUENCES[1], 0: SEQUENCES[0], 2: SEQUENCES[2]})[0]
+    alone = trial(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
+    crowd = trial(pair, backend_named("torch_reference")).step({1: SEQUENCES[1], 0: SEQUENCES[0], 2: SEQUENCES[2]})[0]
     torch.testing.assert_close(alone, crowd, rtol=1e-5, atol=1e-5)
 
 
@@ -232,8 +188,8 @@ def test_a_configuration_of_transformers_4_means_the_same() -> None:
         "torch_dtype": "float32",
     }
     pair = build(*CASES["llama3"], TorchKernels(), **old)
-    logits = Runner(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
-    assert relative(logits, reference(pair, SEQUENCES[0])) < 1e-4
+    logits = trial(pair, backend_named("torch_reference")).step({0: SEQUENCES[0]})[0]
+    assert relative_error(logits, reference(pair, SEQUENCES[0])) < 1e-4
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Mixtral", "Gemma3Text", "Phi3"])

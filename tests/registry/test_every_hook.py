@@ -31,7 +31,7 @@ TESTS = Path(__file__).parents[1]
 TINY = KVCacheLayout((), 2, 4, 4)
 
 
-@pytest.mark.parametrize("hook", [hook.__name__ for kind in KINDS for hook in kind.hooks])
+@pytest.mark.parametrize("hook", [hook.__name__ for kind in KINDS for hook in (*kind.hooks, *kind.optional_hooks)])
 def test_every_hook_is_implemented_in_a_test(hook: str) -> None:
     implementation = f"def {hook}("
     called = f".{hook}("

@@ -35,7 +35,7 @@ def test_every_kind_of_the_design_exists() -> None:
         "attention": ("llmkit.attention_backends", "attention.backend", "--attention"),
         "connector": ("llmkit.connectors", "connector.name", "--connector"),
         "structured": ("llmkit.structured", "structured.backend", "--structured"),
-        "model": ("llmkit.models", None, None),
+        "model": ("llmkit.models", "model.implementation", "--model-impl"),
         "executor": ("llmkit.executors", "execution.executor", "--executor"),
         "kernels": ("llmkit.kernels", "execution.kernels", "--kernels"),
         "weights": ("llmkit.weights", "model.load_format", "--load-format"),
@@ -46,7 +46,7 @@ def test_every_kind_of_the_design_exists() -> None:
 
 
 def test_every_hook_belongs_to_a_kind_or_to_all() -> None:
-    of_kinds = {hook.__name__ for kind in KINDS for hook in kind.hooks}
+    of_kinds = {hook.__name__ for kind in KINDS for hook in (*kind.hooks, *kind.optional_hooks)}
     assert set(HOOKS) == of_kinds | {"llmkit_problems"}
 
 

@@ -133,14 +133,14 @@ def options_of(model: Any) -> list[dict[str, Any]]:
 
 
 def choices_of(config: EngineConfig) -> dict[str, Any]:
-    """Kind → what the configuration chooses of it; the format of weights is chosen by the model's files."""
+    """Kind → what the configuration chooses of it, as far as that does not depend on a model."""
     choices = {}
     for kind in KINDS:
-        if kind.name == "weights" and config.model.load_format == "auto":
-            continue
         value: Any = config
         for part in kind.config_key.split(".") if kind.config_key else ():
             value = getattr(value, part)
+        if kind.auto_by_model and value == "auto":
+            continue
         choices[kind.name] = value if kind.config_key else None
     return choices
 

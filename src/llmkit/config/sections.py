@@ -35,6 +35,10 @@ class ModelConfig(Section):
     )
     skip_tokenizer: bool = Field(default=False, description="Load no tokenizer: only token ids in and out.")
     load_format: PluginChoice = Field(default="auto", description="Weights plugin; auto: by what the files are.")
+    implementation: PluginChoice = Field(
+        default="auto",
+        description="Model plugin; auto: the one called by the model's architecture, else the best that serves it.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Type of weights and activations. auto: the checkpoint's, but float32 on a processor without "

@@ -63,7 +63,8 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
         quantization=quantization,
         max_model_len=config.model.max_model_len,
     )
-    model = cast("CausalLM", registry.create("model", setup.source.architecture, environment, context=context))
+    plugin, reason = setup.source.plugin or setup.source.architecture, setup.source.plugin_reason
+    model = cast("CausalLM", registry.create("model", plugin, environment, reason=reason, context=context))
     kv_dtype = DTYPES[config.model.dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype]
     queries = attention_queries(
         context.attention_layers, environment.device_type, environment.compute_capability, context.dtype, kv_dtype

@@ -70,7 +70,7 @@ class Worker:
         with torch.no_grad(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
             source.format.expect(built.model.weight_shapes())
-            tensors = source.format.tensors(source.path, source.config)
+            tensors = source.tensors()
             checksum = WeightsChecksum()
             if self._setup.config.connector.name is not None:
                 tensors = checksum.counted(tensors)

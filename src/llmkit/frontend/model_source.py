@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmkit.errors import ModelError, PluginError
+from llmkit.frontend.model_choice import choose_model_plugin, translated_config
 from llmkit.frontend.model_search import find_model, unrecognised_model
 
 if TYPE_CHECKING:
+    import torch
+
     from llmkit.config import EngineConfig
     from llmkit.frontend.tokenizer import Tokenizer
     from llmkit.hookspecs.attention import Support
@@ -21,9 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that has been found. `config` has the keys of a Hugging Face config.json, overrides applied;
-    `architecture` is the name that the model plugin is looked up by. `path` is `Path()` for a model that is made of
-    overrides alone."""
+    """A model that has been found.
+
+    config: keys of a Hugging Face config.json as the core reads them, overrides applied; file_config: the same as the
+    model has them, where its plugin has translated them. architecture: what the model says it is. plugin: the model
+    plugin for it, None for the one called by the architecture; plugin_reason: why that one. path: `Path()` for a model
+    that is made of overrides alone.
+    """
 
     path: Path
     format_name: str
@@ -31,6 +38,13 @@ class ModelSource:
     config: dict[str, Any]
     architecture: str
     generation_config: dict[str, Any] = field(default_factory=dict)
+    file_config: dict[str, Any] | None = None
+    plugin: str | None = None
+    plugin_reason: str = "the architecture that config.json names"
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's tensors, as its format gives them."""
+        return self.format.tensors(self.path, self.config if self.file_config is None else self.file_config)
 
 
 def resolve_model(config: EngineConfig, registry: Registry, environment: Environment | None = None) -> ModelSource:
@@ -46,15 +60,15 @@ def resolve_model(config: EngineConfig, registry: Registry, environment: Environ
         return _resolve_without_files(config, registry, environment)
     path = find_model(model.model)
     reader, name = _choose_format(model.load_format, path, model.seed, registry, environment)
-    model_config = reader.config(path) | model.overrides
-    return ModelSource(
+    found = ModelSource(
         path=path,
         format_name=name,
         format=reader,
-        config=model_config,
-        architecture=choose_architecture(model_config, registry, str(path)),
+        config=reader.config(path) | model.overrides,
+        architecture="",
         generation_config=reader.generation_config(path) if model.generation_config else {},
     )
+    return _with_plugin(found, model.implementation, registry, environment, str(path))
 
 
 def _resolve_without_files(config: EngineConfig, registry: Registry, environment: Environment) -> ModelSource:
@@ -67,13 +81,23 @@ def _resolve_without_files(config: EngineConfig, registry: Registry, environment
         raise ModelError(f"No model is given, and load_format {model.load_format} reads files.", hint=hint)
     if not model.overrides:
         raise ModelError("No model is given, and model.overrides does not describe one.", hint=hint)
-    overrides = dict(model.overrides)
-    return ModelSource(
-        path=Path(),
-        format_name=model.load_format,
-        format=reader,
-        config=overrides,
-        architecture=choose_architecture(overrides, registry, "model.overrides"),
+    found = ModelSource(Path(), model.load_format, reader, dict(model.overrides), architecture="")
+    return _with_plugin(found, model.implementation, registry, environment, "model.overrides")
+
+
+def _with_plugin(
+    found: ModelSource, choice: str, registry: Registry, environment: Environment, where: str
+) -> ModelSource:
+    """`found` with its architecture and the plugin that runs it, and its configuration as the core reads it."""
+    chosen = choose_model_plugin(choice, found.config, registry, environment, where)
+    translated = translated_config(chosen.plugin, found.config, registry)
+    return replace(
+        found,
+        config=found.config if translated is None else translated,
+        file_config=None if translated is None else found.config,
+        architecture=chosen.architecture,
+        plugin=chosen.plugin,
+        plugin_reason=chosen.reason,
     )
 
 
@@ -95,28 +119,6 @@ def _choose_format(
             raise unrecognised_model(path) from error
         raise
     return reader, registry.selections[-1].name
-
-
-def choose_architecture(config: Mapping[str, Any], registry: Registry, where: str) -> str:
-    """The first of the configuration's `architectures` that a model plugin is for. `where` names the model in
-    messages. Raises ModelError if there is none; code that comes with a model is never run."""
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list | tuple) or not all(isinstance(name, str) for name in architectures):
-        raise ModelError(f"{where} has architectures = {architectures!r}; it must be a list of names.")
-    if not architectures:
-        raise ModelError(
-            f"{where} does not say what architecture it is.",
-            hint="Set it: --set 'model.overrides.architectures=[\"…\"]'.",
-        )
-    known = [row.name for row in registry.find("model")]
-    for name in architectures:
-        if name in known:
-            return str(name)
-    own_code = ", and the Python code that comes with it (auto_map) is never run" if config.get("auto_map") else ""
-    raise ModelError(
-        f"No model plugin is for the architecture {', '.join(architectures)} of {where}{own_code}.",
-        hint=f"Known architectures: {', '.join(sorted(known)) or 'none; reinstall llmkit'}.",
-    )
 
 
 def load_tokenizer(

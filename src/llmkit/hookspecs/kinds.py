@@ -25,9 +25,10 @@ from llmkit.hookspecs import (
 class PluginKind:
     """One kind of plugin.
 
-    name: as in `llmkit plugins inspect NAME:…`. group: the entry-point group. hook: the hook that builds the
-    object, None for observers. config_key: dotted configuration key that selects one, None where the core looks
-    plugins up by other means (architecture, file, subcommand). flag: its command-line flag.
+    name: as in `llmkit plugins inspect NAME:…`. group: the entry-point group. hooks: the one that builds the object;
+    of observers all there are. config_key: dotted configuration key that selects one, None where the core looks
+    plugins up by other means (subcommand). flag: its command-line flag. optional_hooks: what a plugin may implement
+    besides. auto_by_model: what "auto" means depends on the model that is run.
     """
 
     name: str
@@ -37,6 +38,8 @@ class PluginKind:
     config_key: str | None = None
     flag: str | None = None
     many: bool = False
+    optional_hooks: tuple[Callable[..., Any], ...] = ()
+    auto_by_model: bool = False
 
 
 KINDS: tuple[PluginKind, ...] = (
@@ -77,6 +80,10 @@ KINDS: tuple[PluginKind, ...] = (
         "llmkit.models",
         "model architectures, by the name in config.json",
         (model.llmkit_model,),
+        "model.implementation",
+        "--model-impl",
+        optional_hooks=(model.llmkit_model_support, model.llmkit_model_config, model.llmkit_model_example),
+        auto_by_model=True,
     ),
     PluginKind(
         "executor",
@@ -101,6 +108,7 @@ KINDS: tuple[PluginKind, ...] = (
         (weights.llmkit_weights,),
         "model.load_format",
         "--load-format",
+        auto_by_model=True,
     ),
     PluginKind(
         "quantization",

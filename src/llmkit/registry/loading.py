@@ -14,6 +14,7 @@ from typing import Any
 
 import pluggy
 
+from llmkit.errors import LlmkitError
 from llmkit.hookspecs import plugin as common_hooks
 from llmkit.hookspecs.kinds import KINDS, PluginKind, kind_named
 from llmkit.hookspecs.markers import PROJECT_NAME
@@ -39,6 +40,21 @@ class LoadedPlugin:
     @property
     def kind(self) -> PluginKind:
         return kind_named(self.row.kind)
+
+    def implements(self, hook: str) -> bool:
+        """Whether the front door has an implementation of the hook called `hook`."""
+        return bool(getattr(self.manager.hook, hook).get_hookimpls())
+
+    def ask(self, hook: str, **arguments: Any) -> Any:
+        """What the plugin answers to one of its kind's optional hooks; None if it does not implement it.
+
+        Raises PluginError if it fails; errors that llmkit raises on purpose, such as ModelError, pass."""
+        try:
+            return getattr(self.manager.hook, hook)(**arguments)
+        except (LlmkitError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self.row.error(f"its {hook} failed: {described(error)}") from error
 
     def problems(self, environment: Environment) -> list[str]:
         """Why it cannot work in `environment`: missing requirements, then what the plugin itself says."""
@@ -168,5 +184,7 @@ def _registered(front_door: Any, kind: PluginKind) -> pluggy.PluginManager:
 @cache
 def _specifications() -> tuple[ModuleType, ...]:
     """The modules that hold hook specifications: those of the kinds, and the hooks common to all."""
-    modules = {hook.__module__ for kind in KINDS for hook in kind.hooks} | {common_hooks.__name__}
+    modules = {hook.__module__ for kind in KINDS for hook in (*kind.hooks, *kind.optional_hooks)} | {
+        common_hooks.__name__
+    }
     return tuple(importlib.import_module(name) for name in sorted(modules))

@@ -180,14 +180,21 @@ class Registry:
     # ---- create
 
     def create(
-        self, kind: str, choice: str, environment: Environment, *, judge: Judge | None = None, **hook_arguments: Any
+        self,
+        kind: str,
+        choice: str,
+        environment: Environment,
+        *,
+        judge: Judge | None = None,
+        reason: str = "named in the configuration",
+        **hook_arguments: Any,
     ) -> Any:
         """Build the object of the chosen plugin, and record the choice in `selections`.
 
         choice: a name, `distribution:name`, `module:attribute`, or "auto". judge: asked about the built object; its
         reasons are an error for a named plugin, and a rejection for `auto`, which takes the highest score, then rank.
-        hook_arguments: the hook's arguments besides `options`. Raises PluginError, ConfigError for bad options, and
-        what the plugin raises on purpose (ModelError and the like).
+        reason: why a named plugin was chosen. hook_arguments: the hook's arguments besides `options`. Raises
+        PluginError, ConfigError for bad options, and what the plugin raises on purpose (ModelError and the like).
         """
         self._before_create(kind)
         if choice == "auto":
@@ -202,7 +209,7 @@ class Registry:
         support = judged(judge, built)
         if support.reasons:
             raise plugin.row.error("; ".join(support.reasons), "Choose another one, or auto.")
-        self._record(plugin, choice, "named in the configuration", {})
+        self._record(plugin, choice, reason, {})
         return built
 
     def candidates(self, kind: str, environment: Environment) -> tuple[list[LoadedPlugin], dict[str, str]]:
