@@ -52,3 +52,6 @@ def test_source_roots_hold_nothing_but_packages():
 
 def test_data_files_are_in_the_wheel(wheel_names):
     assert "llmkit_cli/bench/workloads.json" in wheel_names
+    templates = {path.relative_to(ROOT / "cli").as_posix() for path in (ROOT / "cli").glob("**/*.jinja")}
+    assert len(templates) > 30
+    assert templates <= set(wheel_names)

@@ -10,6 +10,7 @@ import typer
 
 from llmkit.errors import ConfigError
 from llmkit.hookspecs.kinds import KINDS, kind_named
+from llmkit_cli.commands.plugins_new import new
 
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
@@ -19,8 +20,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="List, inspect and check plugins.",
+    help="List, inspect, check and begin plugins.",
 )
+app.command("new")(new)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SafeModeOption = Annotated[bool, typer.Option("--safe-mode", help="Ignore every third-party distribution.")]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.kernels import KernelTable
     from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.quantization import QuantizationMethod
+    from llmkit.layers.config import DecoderConfig
     from llmkit.layers.context import ModelContext
     from llmkit.registry import Registry
 
@@ -45,16 +46,22 @@ def default_arguments(
     return {argument: make() for argument, make in makers.get(kind, {}).items() if argument not in given}
 
 
+def small_config(architecture: str, **keys: Any) -> DecoderConfig:
+    """The configuration of a small model. `keys`: changes to SMALL_MODEL; None leaves a key out."""
+    from llmkit.layers.config import DecoderConfig
+
+    raw = {"architectures": [architecture], **SMALL_MODEL, **keys}
+    return DecoderConfig.from_hf({key: value for key, value in raw.items() if value is not None})
+
+
 def small_context(registry: Registry, environment: Environment, architecture: str, **keys: Any) -> ModelContext:
     """A context for a small model in float32 on the environment's device. `keys`: changes to SMALL_MODEL."""
     import torch
 
-    from llmkit.layers.config import DecoderConfig
     from llmkit.layers.context import ModelContext
 
-    raw = {"architectures": [architecture], **SMALL_MODEL, **keys}
     return ModelContext(
-        config=DecoderConfig.from_hf({key: value for key, value in raw.items() if value is not None}),
+        config=small_config(architecture, **keys),
         dtype=torch.float32,
         device=torch.device(environment.device_type),
         kernels=cast("KernelTable", registry.create("kernels", "auto", environment)),

@@ -1,0 +1,1 @@
+"""`llmkit plugins new`: a plugin package, ready to be installed, tested and changed."""
