@@ -51,8 +51,9 @@ def test_streamed_text_is_the_whole_text(llmkit):
 
 def test_prompts_from_a_file_as_json(llmkit, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"prompt": FRANCE}) + "\n" + json.dumps("One, two,") + "\n", encoding="utf-8")
-    flags = ("--temperature", "0", "--max-tokens", "3", "--json", "--scheduler", "priority", "--attention", "torch")
+    first = {"prompt": FRANCE, "user": "a", "priority": 1}
+    file.write_text(json.dumps(first) + "\n" + json.dumps("One, two,") + "\n", encoding="utf-8")
+    flags = ("--temperature", "0", "--max-tokens", "3", "--json", "--scheduler", "fair", "--attention", "torch")
     code, out, _ = llmkit("generate", "--prompts-file", str(file), *flags)
     assert code == 0
     lines = [json.loads(line) for line in out.splitlines()]

@@ -76,6 +76,52 @@ def test_parameters_for_each_prompt(llm):
         llm.generate([1], {"temperature": 0})
 
 
+class TestUserAndPriority:
+    """They reach the scheduling policy, however they are given."""
+
+    @pytest.fixture
+    def seen(self, llm):
+        """(user, priority) of every request that has ended, in the order of the prompts."""
+        core = llm.engine.core
+        finished, before = [], list(core._on_finished)
+        core._on_finished[:] = [lambda request: finished.append((request.user, request.priority))]
+        yield finished
+        core._on_finished[:] = before
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            ({}, [(None, 0), (None, 0)]),
+            ({"user": "a"}, [("a", 0), ("a", 0)]),
+            ({"user": ["a", None], "priority": [3, -1]}, [("a", 3), (None, -1)]),
+            ({"user": "a", "options": RequestOptions(user="a", priority=2)}, [("a", 2), ("a", 2)]),
+            ({"priority": 5, "options": [RequestOptions(user="a"), RequestOptions()]}, [("a", 5), (None, 5)]),
+        ],
+    )
+    def test_generate(self, llm, seen, given, expected):
+        llm.generate([[1], [2]], FREE, **given)
+        assert sorted(seen, key=str) == sorted(expected, key=str)
+
+    def test_stream(self, llm, seen):
+        list(llm.stream([1], FREE, user="a", priority=-3))
+        assert seen == [("a", -3)]
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"user": ["a"]}, r"user must be one, or as many as prompts \(2\)"),
+            ({"user": "b", "options": RequestOptions(user="a")}, "user and options say different things"),
+            ({"user": 5}, "user must be a text"),
+            ({"user": ""}, "user must be a text"),
+            ({"priority": "high"}, "priority must be a 32-bit integer"),
+            ({"user": "a", "options": [5, 5]}, "options must be RequestOptions"),
+        ],
+    )
+    def test_refused(self, llm, given, match):
+        with pytest.raises(InvalidRequestError, match=match):
+            llm.generate([[1], [2]], FREE, **given)
+
+
 @pytest.mark.parametrize(
     "prompts", [[], None, 5, b"x", [None], [[None]], [object()], [[1], []], [[1], [128]], ["text"]]
 )

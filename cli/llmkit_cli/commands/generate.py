@@ -15,7 +15,7 @@ from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
 from llmkit_cli.signature import with_options
 
 if TYPE_CHECKING:
-    from llmkit import LLM, RequestOutput, SamplingParams
+    from llmkit import LLM, RequestOptions, RequestOutput, SamplingParams
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,7 +25,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help='Prompts; "-" reads one from standard input.')] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option(help="A file of prompts: one a line, or JSON lines with a key `prompt`.")
+        Path | None,
+        typer.Option(
+            help="A file of prompts: one a line, or JSON lines with a key `prompt`, and maybe `user` and `priority` "
+            "for schedulers that go by them."
+        ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user's message.")] = False,
     system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
@@ -40,15 +44,16 @@ def generate(
     if engine["dry_run"]:
         print_dry_run(engine)
         return
-    texts = collect_prompts(prompts or [], prompts_file)
+    given = collect_prompts(prompts or [], prompts_file)
+    texts, options = [text for text, _ in given], [option for _, option in given]
     if stream and (len(texts) != 1 or n != 1 or as_json):
         raise InvalidRequestError("--stream takes one prompt, --n 1 and no --json.")
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling, n=n)
         if stream:
-            stream_one(llm, texts[0], params, chat=chat or system is not None, system=system)
+            stream_one(llm, texts[0], params, options[0], chat=chat or system is not None, system=system)
             return
-        outputs = generate_all(llm, texts, params, chat=chat or system is not None, system=system)
+        outputs = generate_all(llm, texts, params, options, chat=chat or system is not None, system=system)
         failed = [output for output in outputs if any(c.finish_reason == "error" for c in output.outputs)]
         for text, output in zip(texts, outputs, strict=True):
             print_output(text, output, as_json=as_json, headline=len(texts) > 1 or n > 1)
@@ -56,13 +61,17 @@ def generate(
         raise typer.Exit(1)
 
 
-def collect_prompts(arguments: list[str], file: Path | None) -> list[str]:
-    """Prompts from the arguments, standard input ("-", or piped with no arguments) and a file, in that order."""
-    prompts = [sys.stdin.read() if argument == "-" else argument for argument in arguments]
+def collect_prompts(arguments: list[str], file: Path | None) -> list[tuple[str, RequestOptions]]:
+    """Prompts with their options from the arguments, standard input ("-", or piped with no arguments) and a file, in
+    that order."""
+    from llmkit import RequestOptions
+
+    plain = RequestOptions()
+    prompts = [(sys.stdin.read() if argument == "-" else argument, plain) for argument in arguments]
     if file is not None:
         prompts += read_prompts(file)
     if not prompts and not sys.stdin.isatty():
-        prompts = [sys.stdin.read()]
+        prompts = [(sys.stdin.read(), plain)]
     if not prompts:
         raise InvalidRequestError(
             'No prompt was given: pass one as an argument, "-" for standard input, or --prompts-file.'
@@ -70,8 +79,10 @@ def collect_prompts(arguments: list[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def read_prompts(file: Path) -> list[str]:
-    """One prompt a line; a line that is a JSON object gives its `prompt`."""
+def read_prompts(file: Path) -> list[tuple[str, RequestOptions]]:
+    """One prompt a line; a line that is a JSON object gives its `prompt`, `user` and `priority`."""
+    from llmkit import RequestOptions
+
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -83,19 +94,22 @@ def read_prompts(file: Path) -> list[str]:
         if file.suffix in (".jsonl", ".json"):
             prompts.append(prompt_of_json(line, f"{file}:{number}"))
         else:
-            prompts.append(line)
+            prompts.append((line, RequestOptions()))
     return prompts
 
 
-def prompt_of_json(line: str, where: str) -> str:
+def prompt_of_json(line: str, where: str) -> tuple[str, RequestOptions]:
+    from llmkit import RequestOptions
+
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequestError(f"{where} is not JSON: {error.msg}.") from error
-    prompt = value.get("prompt") if isinstance(value, dict) else value
+    fields = value if isinstance(value, dict) else {"prompt": value}
+    prompt = fields.get("prompt")
     if not isinstance(prompt, str):
         raise InvalidRequestError(f'{where} must be a string or an object with a string under "prompt".')
-    return prompt
+    return prompt, RequestOptions(user=fields.get("user"), priority=fields.get("priority", 0))
 
 
 def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
@@ -103,10 +117,12 @@ def as_messages(text: str, system: str | None) -> list[dict[str, str]]:
     return [*head, {"role": "user", "content": text}]
 
 
-def stream_one(llm: LLM, text: str, params: SamplingParams, *, chat: bool, system: str | None) -> None:
+def stream_one(
+    llm: LLM, text: str, params: SamplingParams, options: RequestOptions, *, chat: bool, system: str | None
+) -> None:
     prompt: Any = as_messages(text, system) if chat else text
     reason = None
-    for output in llm.stream(prompt, params):
+    for output in llm.stream(prompt, params, options=options):
         completion = output.outputs[0]
         sys.stdout.write(completion.text)
         sys.stdout.flush()
@@ -117,12 +133,19 @@ def stream_one(llm: LLM, text: str, params: SamplingParams, *, chat: bool, syste
 
 
 def generate_all(
-    llm: LLM, texts: list[str], params: SamplingParams, *, chat: bool, system: str | None
+    llm: LLM,
+    texts: list[str],
+    params: SamplingParams,
+    options: list[RequestOptions],
+    *,
+    chat: bool,
+    system: str | None,
 ) -> list[RequestOutput]:
     show_progress = sys.stderr.isatty() and len(texts) > 1
     if chat:
-        return llm.chat([as_messages(text, system) for text in texts], params, use_tqdm=show_progress)
-    return llm.generate(texts, params, use_tqdm=show_progress)
+        conversations = [as_messages(text, system) for text in texts]
+        return llm.chat(conversations, params, options=options, use_tqdm=show_progress)
+    return llm.generate(texts, params, options=options, use_tqdm=show_progress)
 
 
 def print_output(text: str, output: RequestOutput, *, as_json: bool, headline: bool) -> None:

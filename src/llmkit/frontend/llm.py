@@ -19,7 +19,14 @@ from llmkit.frontend.generation_defaults import default_sampling_params, end_of_
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits, PreparedRequest
 from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.progress import RequestProgress
-from llmkit.frontend.prompts import Prompt, RequestOptions, is_conversation, is_one_prompt
+from llmkit.frontend.prompts import (
+    Prompt,
+    RequestOptions,
+    is_conversation,
+    is_one_prompt,
+    one_each,
+    options_each,
+)
 from llmkit.frontend.request_loop import RequestLoop
 from llmkit.requests.output import RequestOutput
 from llmkit.requests.sampling_params import OutputKind, SamplingParams
@@ -78,12 +85,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         options: RequestOptions | Sequence[RequestOptions] | None = None,
+        user: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers to one or several prompts (texts, token ids, mappings), in their order.
 
         sampling_params, options: one for all prompts, or one each; without parameters, the model's own defaults
-        (`get_default_sampling_params`). use_tqdm: a progress bar; None: on a terminal, for several prompts.
+        (`get_default_sampling_params`). user, priority: what schedulers that know them go by (`fair`, `priority`), for
+        all prompts or one each; fields of options as well. use_tqdm: a progress bar; None: on a terminal, for several
+        prompts.
 
         Raises InvalidRequestError before anything runs if one prompt is bad; `prompts[i]` in the message says which.
         A request that fails later comes back with finish_reason "error".
@@ -91,7 +102,8 @@ class LLM:
         many = [prompts] if is_one_prompt(prompts) else list(_sequence(prompts))
         if not many:
             raise InvalidRequestError("prompts must not be empty.", param="prompt")
-        return self._run(self._prepare_all(many, sampling_params, options, None), use_tqdm)
+        each = options_each(options, len(many), user=user, priority=priority)
+        return self._run(self._prepare_all(many, sampling_params, each, None), use_tqdm)
 
     def chat(
         self,
@@ -99,6 +111,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         options: RequestOptions | Sequence[RequestOptions] | None = None,
+        user: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: bool | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -108,14 +122,16 @@ class LLM:
         """Answers to one or several conversations, each a list of messages with `role` and `content`.
 
         add_generation_prompt: default: unless continue_final_message, which lets the model go on with the last
-        message. Raises InvalidRequestError as `generate` does, also for whatever the chat template refuses.
+        message. user, priority: as in `generate`. Raises InvalidRequestError as `generate` does, also for whatever the
+        chat template refuses.
         """
         arguments = _chat_arguments(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         conversations = [messages] if is_conversation(messages) else list(_sequence(messages))
         if not conversations:
             raise InvalidRequestError("messages must not be empty.", param="messages")
         prompts = [{"messages": conversation} for conversation in conversations]
-        return self._run(self._prepare_all(prompts, sampling_params, options, arguments), use_tqdm)
+        each = options_each(options, len(prompts), user=user, priority=priority)
+        return self._run(self._prepare_all(prompts, sampling_params, each, arguments), use_tqdm)
 
     def stream(
         self,
@@ -123,17 +139,20 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         options: RequestOptions | None = None,
+        user: str | None = None,
+        priority: int | None = None,
         **chat_arguments: Any,
     ) -> Iterator[RequestOutput]:
         """The answer to one prompt or conversation as it comes: every output holds only what is new.
 
-        chat_arguments: as in `chat`. The request is checked at once and runs while it is iterated; closing the
-        iterator aborts it. Several streams may be open at a time. Raises as `generate` does.
+        chat_arguments, user, priority: as in `chat`. The request is checked at once and runs while it is iterated;
+        closing the iterator aborts it. Several streams may be open at a time. Raises as `generate` does.
         """
         one: Any = {"messages": prompt} if is_conversation(prompt) else prompt
         arguments = _chat_arguments(**chat_arguments)
         params = self._params(sampling_params, OutputKind.DELTA)
-        prepared = self._inputs.prepare(one, params, options, chat_arguments=arguments)
+        (merged,) = options_each(options, 1, user=user, priority=priority)
+        prepared = self._inputs.prepare(one, params, merged, chat_arguments=arguments)
         return self._running().stream(prepared)
 
     def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
@@ -218,11 +237,10 @@ class LLM:
         return params if params.output_kind is kind else msgspec.structs.replace(params, output_kind=kind)
 
     def _prepare_all(
-        self, prompts: Sequence[Any], params: Any, options: Any, chat_arguments: Mapping[str, Any] | None
+        self, prompts: Sequence[Any], params: Any, options: Sequence[Any], chat_arguments: Mapping[str, Any] | None
     ) -> list[PreparedRequest]:
         self._running()
-        params_each = _one_each("sampling_params", params, len(prompts))
-        options_each = _one_each("options", options, len(prompts))
+        params_each = one_each("sampling_params", params, len(prompts))
         prepared = []
         resolved: dict[int, SamplingParams] = {}
         for i, prompt in enumerate(prompts):
@@ -231,7 +249,7 @@ class LLM:
                 if id(given) not in resolved:
                     resolved[id(given)] = self._params(given, OutputKind.FINAL_ONLY)
                 prepared.append(
-                    self._inputs.prepare(prompt, resolved[id(given)], options_each[i], chat_arguments=chat_arguments)
+                    self._inputs.prepare(prompt, resolved[id(given)], options[i], chat_arguments=chat_arguments)
                 )
             except InvalidRequestError as error:
                 if len(prompts) == 1:
@@ -322,12 +340,3 @@ def _sequence(values: Any) -> Sequence[Any]:
             f"prompts must be a prompt or a list of prompts, got {type(values).__name__}.", param="prompt"
         )
     return values
-
-
-def _one_each(name: str, value: Any, count: int) -> Sequence[Any]:
-    if isinstance(value, (list, tuple)):
-        if len(value) != count:
-            message = f"{name} must be one, or as many as prompts ({count}); got {len(value)}."
-            raise InvalidRequestError(message, param=name)
-        return value
-    return [value] * count

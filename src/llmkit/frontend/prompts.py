@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -38,6 +38,36 @@ class RequestOptions:
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool = True
+
+
+def options_each(options: Any, count: int, **fields: Any) -> list[Any]:
+    """Options for each of `count` prompts, given as one for all or one each. Likewise `fields`: those that are not None
+    replace the options' fields of the same name.
+
+    Raises InvalidRequestError if there are not as many as prompts, or if options and a field say different things.
+    """
+    each = list(one_each("options", options, count))
+    for name, value in fields.items():
+        if value is None:
+            continue
+        for i, one in enumerate(one_each(name, value, count)):
+            before = each[i] if each[i] is not None else RequestOptions()
+            if not isinstance(before, RequestOptions):
+                continue  # refused with the prompt it belongs to
+            if getattr(before, name) not in (getattr(RequestOptions, name), one):
+                raise InvalidRequestError(f"{name} and options say different things about the {name}.", param=name)
+            each[i] = replace(before, **{name: one})
+    return each
+
+
+def one_each(name: str, value: Any, count: int) -> Sequence[Any]:
+    """`value` for each of `count` prompts, if it is a list one of its elements each. Raises InvalidRequestError."""
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            message = f"{name} must be one, or as many as prompts ({count}); got {len(value)}."
+            raise InvalidRequestError(message, param=name)
+        return value
+    return [value] * count
 
 
 @dataclass(frozen=True)
