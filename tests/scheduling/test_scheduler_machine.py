@@ -15,8 +15,11 @@ from llmkit.errors import InvalidRequestError
 from llmkit.requests.request import RequestStatus
 from llmkit.testing.hostile_policy import HostilePolicy
 from llmkit.testing.scheduling import SchedulingHarness
+from llmkit_schedulers.classic import ClassicPolicy
+from llmkit_schedulers.fair import FairPolicy
 from llmkit_schedulers.fcfs import FcfsPolicy
 from llmkit_schedulers.priority import PriorityPolicy
+from llmkit_schedulers.srtf import SrtfPolicy
 
 DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
 PROMPTS = st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30)
@@ -106,6 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "prompt_logprobs": 0 if score else None,
             "logprobs": data.draw(st.sampled_from([None, None, 0])),
             "priority": priority,
+            "user": data.draw(st.sampled_from([None, "a", "b"])),
             "prior_output_token_ids": prior,
             "cache_salt": data.draw(st.sampled_from([None, None, "salt"])),
         }
@@ -186,4 +190,5 @@ TestSwapping = machine("Swapping", lambda _: swapping(FcfsPolicy()))
 TestPriority = machine("Priority", lambda seed: PriorityPolicy(None if seed % 2 else 2.0))
 TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 2))
 TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
+TestOthers = machine("Others", lambda seed: (FairPolicy, ClassicPolicy, SrtfPolicy)[seed % 3]())
 TestHostile = machine("Hostile", lambda seed: swapping(HostilePolicy(seed), seed % 2))

@@ -236,6 +236,7 @@ def check_policy(make_policy: Callable[[], SchedulerPolicy], seed: int = 0, scen
             max_num_batched_tokens=random_.choice([4, 7, 16, 64]),
             max_num_seqs=random_.randint(1, 6),
             max_concurrent_steps=random_.choice([1, 2]),
+            num_host_blocks=random_.choice([0, 8, 60]),
         )
         for request in range(random_.randint(1, 12)):
             harness.add(
