@@ -43,7 +43,7 @@ class FreshEnvironment:
         subprocess.run(command, check=True)
 
     def run(self, *arguments: str, cwd: Path | None = None, **environ: str) -> str:
-        env = {**os.environ, "PYTHONWARNINGS": "ignore", "LLMKIT_CACHE": str(self.folder / "cache"), **environ}
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", **environ}
         done = subprocess.run(
             [str(self.python), *arguments], capture_output=True, text=True, env=env, cwd=cwd or self.folder
         )

@@ -66,6 +66,8 @@ from llmkit import LLM, SamplingParams
 
 def run(policy):
     settings = {"load_format": "dummy", "skip_tokenizer": True, "dtype": "float32", "num_threads": 1}
+    # Nothing that would be compiled into the new cache.
+    settings |= {"kernels": "torch", "attention": {"backend": "torch"}}
     settings |= {"scheduler": {"policy": policy, "max_num_seqs": 4}, "num_blocks": 12, "block_size": 4}
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": [number % 50] * (1 + number)} for number in range(36)]
@@ -91,8 +93,9 @@ def environment(fresh_environment):
 
 
 def test_nothing_is_lost_and_the_doctor_knows(environment, tmp_path, tiny_model):
+    cache = {"LLMKIT_CACHE": str(tmp_path / "cache")}  # where faults are noted
     (tmp_path / "config.json").write_text(json.dumps(tiny_model), encoding="utf-8")
-    told = json.loads(environment.run("-c", USE, str(tmp_path)).splitlines()[-1])
+    told = json.loads(environment.run("-c", USE, str(tmp_path), **cache).splitlines()[-1])
     honest = told["fcfs"]
     assert honest["faults"] == {}
     assert [len(tokens) for tokens in honest["tokens"]] == [6] * 36
@@ -102,7 +105,7 @@ def test_nothing_is_lost_and_the_doctor_knows(environment, tmp_path, tiny_model)
         assert (name, state) == (f"scheduler:{policy}", "open")
         assert count >= 5
     assert told["sleepy"]["faults"]["scheduler:sleepy"] == [5, "open", "admit() took 1.0 s"]
-    doctor = environment.run("-m", "llmkit_cli", "plugins", "doctor", "--device", "cpu", "--json")
+    doctor = environment.run("-m", "llmkit_cli", "plugins", "doctor", "--device", "cpu", "--json", **cache)
     faults = {row["name"]: row["faults"] for row in json.loads(doctor) if row["distribution"] == "llmkit-hostile"}
     assert faults["sleepy"]["last_fault"] == "admit() took 1.0 s"
     assert faults["hostile"]["version"] == "0.3.0"

@@ -39,18 +39,22 @@ MODEL = {
     "max_position_embeddings": 128,
 }
 
-# The command line in a process that tells, when the engine closes, which plugins it was made of and what they did.
+# The command line, in a process that does one thing more before the engine closes, and tells which plugins it was made
+# of and what they did.
 RUN = """
 import json, sys
-from llmkit import LLM
+from llmkit import LLM, SamplingParams
 
 close = LLM.close
 
 def telling_close(self):
     if self._engine is not None:
+        choice = SamplingParams(max_tokens=8, structured_outputs={"choice": ["yes", "maybe"]})
+        answer = self.generate("?", choice, use_tqdm=False)[0].outputs[0].text
         chosen = {s.kind: f"{s.distribution}:{s.name}" for s in self.engine.prepared.registry.selections}
         calls = {t.kind: sum(c.calls for c in t.calls.values()) for t in self.plugin_timings()}
-        told.append({"chosen": chosen, "calls": calls, "faults": len(self.stats().plugin_faults)})
+        faults = len(self.stats().plugin_faults)
+        told.append({"answer": answer, "chosen": chosen, "calls": calls, "faults": faults})
     close(self)
 
 told = []
@@ -136,6 +140,7 @@ def test_each_is_chosen_by_flag_and_used(environment, model):
         "--load-format": "dummy",
         "--scheduler": PLUGINS["scheduler"],
         "--attention": PLUGINS["attention"],
+        "--structured": PLUGINS["structured"],
         "--connector": PLUGINS["connector"],
         "--kernels": PLUGINS["kernels"],
         "--quantization": PLUGINS["quantization"],
@@ -151,7 +156,9 @@ def test_each_is_chosen_by_flag_and_used(environment, model):
     told = json.loads(told)
     chosen = {"scheduler", "attention", "connector", "model", "kernels", "quantization", "extension"}
     assert {kind: told["chosen"][kind] for kind in chosen} == {k: f"llmkit-new:{PLUGINS[k]}" for k in chosen}
-    assert all(told["calls"][kind] for kind in ("scheduler", "attention", "connector", "model", "extension"))
+    used = ("scheduler", "attention", "structured", "connector", "model", "extension")
+    assert all(told["calls"][kind] for kind in used)
+    assert told["answer"] in ("yes", "maybe")
     assert told["faults"] == 0
 
 

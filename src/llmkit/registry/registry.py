@@ -269,9 +269,9 @@ class Registry:
         journal = FaultJournal()
 
         def note(kind: str, name: str, count: FaultCount) -> None:
-            chosen = next((s for s in reversed(self.selections) if (s.kind, s.name) == (kind, name)), None)
-            if chosen is not None:
-                journal.add(chosen, count)
+            loaded = [p.row for p in self._loaded.values() if isinstance(p, LoadedPlugin)]
+            for plugin in [row for row in loaded if (row.kind, row.name) == (kind, name)]:
+                journal.add(plugin, count)
 
         return Breakers(note)
 
