@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import shown
+from llmkit.errors import described, shown
 from llmkit.hookspecs.attention import AttentionBackend
 from llmkit.hookspecs.connector import TransferReport
 
@@ -30,8 +30,9 @@ class WorkerTransfers:
         self._num_layers = num_layers
         self._step: StepTransfers | None = None
         self._moving = False
-        self._failed_blocks: set[int] = set()
-        self._loaded: set[int] = set()
+        self._failed_blocks: frozenset[int] = frozenset()
+        self._loaded: frozenset[int] = frozenset()
+        self._released: frozenset[int] = frozenset()
         self._faults: list[str] = []
 
     def begin(self, transfers: StepTransfers | None) -> None:
@@ -67,19 +68,21 @@ class WorkerTransfers:
         if self._moving:
             self._guarded("wait_for_save", self._half.wait_for_save)
         self._moving = False
-        report = self._call("report", self._half.report)
+        loaded, released, failed = self._call("report", self._reported) or ((), (), ())
+        report = TransferReport(
+            self._loaded.union(loaded), self._released.union(released), self._failed_blocks.union(failed)
+        )
+        self._loaded = self._released = self._failed_blocks = frozenset()
+        return report
+
+    def _reported(self) -> tuple[Collection[int], Collection[int], Collection[int]]:
+        report: object = self._half.report()
         if not isinstance(report, TransferReport):
-            if report is not None:
-                self._faults.append(f"report() returned {shown(report)}, which is no TransferReport")
-            report = TransferReport()
-        try:
-            return TransferReport(
-                frozenset(report.loaded) | self._loaded,
-                frozenset(report.released),
-                frozenset(report.failed_blocks) | self._failed_blocks,
-            )
-        finally:
-            self._loaded, self._failed_blocks = set(), set()
+            raise TypeError(f"it returned {shown(report)}, which is no TransferReport")
+        parts = (frozenset(report.loaded), frozenset(report.released), frozenset(report.failed_blocks))
+        if not all(type(id_) is int for part in parts for id_ in part):
+            raise TypeError(f"it returned {shown(report)}: an id is no integer")
+        return parts
 
     def take_faults(self) -> list[str]:
         """What was wrong with the connector since the last time, in words."""
@@ -108,16 +111,16 @@ class WorkerTransfers:
     def _fail_step(self) -> None:
         self._moving = False
         if self._step is not None:
-            self._failed_blocks |= self._step.sync_blocks
-            for load_id, blocks in self._step.loads.items():
-                self._failed_blocks |= blocks
-                self._loaded.add(load_id)
+            loads = self._step.loads
+            self._failed_blocks = self._failed_blocks.union(self._step.sync_blocks, *loads.values())
+            self._loaded = self._loaded.union(loads)
+            self._released = self._released.union(self._step.holds)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            self._faults.append(f"{name}() raised {type(error).__name__}: {error}")
+            self._faults.append(f"{name}() failed: {described(error)}")
             return None
 
 

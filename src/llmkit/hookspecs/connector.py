@@ -92,10 +92,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class FilledBlock:
-    """An allocation block whose content has been computed for certain, and is not stored in the cache elsewhere.
+    """An allocation block whose content is certain and new to the cache: computed, or loaded.
 
-    It stays as it is at least until the step that is being planned has begun, longer if `TransferPlan.holds` says
-    so. column: which block of its sequence it is.
+    It stays as it is until `wait_for_save` of the step that is being planned has returned, longer if
+    `TransferPlan.holds` says so. column: which block of its sequence it is.
     """
 
     group: int
@@ -173,8 +173,9 @@ class SchedulerContext:
 
     fingerprint: hexadecimal; equal for two engines only if they have the same model (weights included), the same
     types and the same order of bytes in a block of the same size, so that one may load what the other has stored.
-    role: "producer" is never asked for loads, "consumer" is never told of filled blocks. new_id: a number that
-    neither the core nor another connector of this engine has used.
+    role: "producer" is never asked for loads, "consumer" is never told of filled blocks. max_held_blocks: blocks
+    that may be in holds at a time; a plan that would hold more is not carried out. new_id: a number that neither the
+    core nor another connector of this engine has used.
     """
 
     layout: KVCacheLayout
@@ -182,6 +183,7 @@ class SchedulerContext:
     world_size: int
     max_model_len: int
     role: ConnectorRole
+    max_held_blocks: int
     new_id: Callable[[], int]
 
 
@@ -252,7 +254,7 @@ class WorkerConnector(ABC):
     then per attention layer `wait_for_layer` (before it) and `save_layer` (after it), `wait_for_save`; every step
     ends with `report`.
 
-    What it raises makes the loads of the step failed ones; they must have ended by then.
+    What it raises ends the transfers of the step: its loads have failed, its holds are over, and nothing may go on.
     """
 
     @abstractmethod

@@ -10,6 +10,7 @@ from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.requests.request import Request, RequestStatus
 from llmkit.scheduling.guarded_connector import NOTHING, GuardedConnector
 from llmkit.scheduling.pending_loads import PendingLoad, PendingLoads, written_columns
+from llmkit.scheduling.transfer_holds import max_held_blocks
 from llmkit.scheduling.transfer_view import SequenceView, tables_of
 
 MAX_LOADS = 3
@@ -57,9 +58,10 @@ class LoadRequests:
         self._parked: dict[Request, None] = {}
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Use this manager from now on."""
+        """Use this manager from now on; nobody waits."""
         self._manager = manager
         self._parked.clear()
+        self._records.clear()
 
     def __contains__(self, request: Request) -> bool:
         """Whether `request` waits for an answer or for an asynchronous load."""
@@ -82,6 +84,8 @@ class LoadRequests:
             return NOTHING
         record = self._records.setdefault(request, _Record())
         if record.refused or record.num_loads >= MAX_LOADS:
+            return NOTHING
+        if self._loads.num_abandoned_blocks > max_held_blocks(self._kv.layout):
             return NOTHING
         if not self._comes_anyway(request, num_computed_tokens):
             view = SequenceView(request, self._kv)

@@ -80,6 +80,11 @@ class PendingLoads:
         return iter(list(self._by_id.values()))
 
     @property
+    def num_abandoned_blocks(self) -> int:
+        """Blocks of loads that nobody waits for."""
+        return sum(len(load.columns) for load in self._by_id.values() if load.request is None)
+
+    @property
     def unfinished(self) -> list[PendingLoad]:
         """Those that do not end with a step that has been sent."""
         return [*self._new, *self._by_id.values()]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmkit.hookspecs.connector import FilledBlock
+from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.kv_cache.manager import KVCacheManager
+
+
+def max_held_blocks(layout: KVCacheLayout) -> int:
+    """Blocks that a connector may hold: half of them, so that the engine goes on whatever becomes of transfers."""
+    return max(1, (layout.num_blocks - 1) // 2)
 
 
 class TransferHolds:
@@ -79,6 +85,9 @@ class TransferHolds:
                 return "a hold's id is not a new one"
             if not isinstance(blocks, Sequence) or not all(self._is_in_use(block) for block in blocks):
                 return "a hold names blocks that nobody uses"
+        held = set().union(*self._holds.values(), *holds.values())
+        if len(held) > max_held_blocks(self._kv.layout):
+            return f"{len(held)} blocks would be held, more than may be"
         return None
 
     def _is_in_use(self, block: object) -> bool:

@@ -75,6 +75,8 @@ class Transfers:
     def bind(self, manager: KVCacheManager) -> None:
         """Use this manager from now on, in which nothing is held yet. What is under way keeps its blocks."""
         self._manager = manager
+        self._ended.clear()
+        self._stuck = None
         self.requests.bind(manager)
         self.holds.bind(manager)
         for load in self._loads.unfinished:
@@ -165,7 +167,7 @@ class Transfers:
         elif not self.has_news and not (idle and self.waits):
             return None
         self._asked = False
-        payload = self._payload(step, batch)
+        payload, holds = self._planned(step, batch)
         loads = self._loads.take_new()
         if payload is None and loads:
             self._never_started(loads)
@@ -179,11 +181,13 @@ class Transfers:
             payload,
             frozenset(block for load in loads if not load.asynchronous for block in load.columns),
             {load.load_id: frozenset(load.columns) for load in loads if load.asynchronous},
+            holds,
             cancelled,
             0.0 if rows or payload is not None or self._ended else POLL_S,
         )
 
-    def _payload(self, step: int, batch: PlanBuilder) -> Any:
+    def _planned(self, step: int, batch: PlanBuilder) -> tuple[Any, tuple[int, ...]]:
+        """The connector's payload and the ids of its holds."""
         assert self.connector is not None
         self._has_retained = False
         filled = self.holds.peek_filled()
@@ -192,7 +196,7 @@ class Transfers:
         self.holds.drop_filled()
         if wrong is not None:
             self.connector.fault(f"plan_transfers(): {wrong}")
-        return None if plan is None or wrong is not None else plan.payload
+        return (None, ()) if plan is None or wrong is not None else (plan.payload, tuple(plan.holds))
 
     def _never_started(self, loads: list[PendingLoad]) -> None:
         """The connector took note of these loads, and then did not plan them."""
@@ -225,7 +229,7 @@ class Transfers:
 
     def _take(self, report: TransferReport, sync: list[PendingLoad]) -> None:
         assert self.connector is not None
-        unknown: set[object] = set(self._loads.fail(report.failed_blocks, sync))
+        unknown = self._loads.fail(report.failed_blocks, sync)
         for load_id in report.loaded:
             load = self._loads.find(load_id)
             if load is None:
@@ -234,7 +238,7 @@ class Transfers:
                 self._end(load)
         unknown |= self.holds.release(report.released)
         if unknown:
-            self.connector.fault(f"report() named what it was never given: {shown(sorted(map(str, unknown)))}")
+            self.connector.fault(f"report() named what it was never given: {shown(unknown)}")
 
     def _end(self, load: PendingLoad) -> None:
         """Nothing writes to the blocks of `load` any more."""

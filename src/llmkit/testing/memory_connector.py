@@ -99,6 +99,7 @@ class MemoryScheduler(SchedulerConnector):
         self._context = context
         self._asynchronous = asynchronous
         self._new_loads: list[Load] = []
+        self._held: dict[int, int] = {}
 
     def offer(self, request: TransferView, num_computed_tokens: int) -> LoadOffer | None:
         layout = self._context.layout
@@ -119,9 +120,12 @@ class MemoryScheduler(SchedulerConnector):
             for block in step.filled
             if (key, block.group, block.block_hash) not in self._store.blocks
         )
+        saves = saves[: self._context.max_held_blocks - self._num_held]
         if not loads and not saves:
             return None
         hold_id = self._context.new_id() if saves else None
+        if hold_id is not None:
+            self._held[hold_id] = len(saves)
         payload = MemoryTransfers(saves, hold_id, tuple(self._planned(load) for load in loads))
         return TransferPlan(payload, {} if hold_id is None else {hold_id: [block for _, block, _ in saves]})
 
@@ -136,6 +140,14 @@ class MemoryScheduler(SchedulerConnector):
             if table[column]
         )
         return load.load_id, load.asynchronous, moves
+
+    @property
+    def _num_held(self) -> int:
+        return sum(self._held.values())
+
+    def update(self, report: TransferReport) -> None:
+        for hold_id in report.released:
+            self._held.pop(hold_id, None)
 
     def reset(self) -> None:
         self._store.blocks.clear()
