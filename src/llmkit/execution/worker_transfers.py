@@ -33,20 +33,27 @@ class WorkerTransfers:
         self._failed_blocks: frozenset[int] = frozenset()
         self._loaded: frozenset[int] = frozenset()
         self._released: frozenset[int] = frozenset()
+        self._under_way: dict[int, frozenset[int]] = {}
+        self._sync_blocks: frozenset[int] = frozenset()
         self._faults: list[str] = []
 
     def begin(self, transfers: StepTransfers | None) -> None:
         """Start the transfers of a step."""
         self._step = transfers
         self._moving = False
+        self._sync_blocks = frozenset()
         if transfers is None:
             return
+        self._sync_blocks = transfers.sync_blocks
+        self._under_way |= transfers.loads
         if transfers.cancelled:
             self._call("cancel", lambda: self._half.cancel(transfers.cancelled))
         if transfers.payload is not None:
             self._moving = True
             self._guarded("start_load", lambda: self._half.start_load(transfers.payload))
-        elif transfers.wait_s:
+            return
+        self._fail_step()  # the connector has left out what it was told of
+        if transfers.wait_s:
             self._call("wait", lambda: self._half.wait(transfers.wait_s))
 
     def watched(self, backend: AttentionBackend) -> AttentionBackend:
@@ -68,11 +75,17 @@ class WorkerTransfers:
         if self._moving:
             self._guarded("wait_for_save", self._half.wait_for_save)
         self._moving = False
-        loaded, released, failed = self._call("report", self._reported) or ((), (), ())
+        reported = self._call("report", self._reported)
+        if reported is None:  # whatever failed is not known: nothing that is under way can be trusted
+            self._failed_blocks = self._failed_blocks.union(self._sync_blocks, *self._under_way.values())
+            reported = ((), (), ())
+        loaded, released, failed = reported
         report = TransferReport(
             self._loaded.union(loaded), self._released.union(released), self._failed_blocks.union(failed)
         )
         self._loaded = self._released = self._failed_blocks = frozenset()
+        for load_id in report.loaded:
+            self._under_way.pop(load_id, None)
         return report
 
     def _reported(self) -> tuple[Collection[int], Collection[int], Collection[int]]:

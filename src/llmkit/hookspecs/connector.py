@@ -114,11 +114,16 @@ class ScheduledRow:
 
 
 class StepView(Protocol):
-    """The step that is being planned; it may have no rows. `filled`: blocks filled since the last one, empty for a
-    connector that is a consumer."""
+    """The step that is being planned; it may have no rows.
+
+    loads: the offers that the core took since the last one, with blocks for them: to be started in this step, or
+    never. filled: blocks filled since the last one; none for a connector that is a consumer.
+    """
 
     @property
     def step(self) -> int: ...
+    @property
+    def loads(self) -> Sequence[Load]: ...
     @property
     def rows(self) -> Sequence[ScheduledRow]: ...
     @property
@@ -218,13 +223,10 @@ class SchedulerConnector(ABC):
         """
 
     @abstractmethod
-    def allocated(self, load: Load) -> None:
-        """The core took an offer and has blocks for it. The next `plan_transfers` must start this load."""
-
-    @abstractmethod
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
         """Once a step, after scheduling: what the worker halves are to load and store; None for nothing. Starts no
-        transfer itself. Also called for steps without rows, when there is something to store or to release."""
+        transfer itself. A load in `step.loads` that is impossible by now is still to be part of the payload, and to be
+        reported as failed. Also called for steps without rows, when somebody waits or there is something to store."""
 
     def request_finished(self, request: TransferView, block_ids: Sequence[Sequence[int]]) -> Retention:
         """The sequence has ended or was aborted, and its blocks are about to be freed. Its filled blocks that

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from llmkit.errors import described, shown
 from llmkit.hookspecs.connector import (
-    Load,
     LoadOffer,
     Retention,
     SchedulerConnector,
@@ -69,15 +68,6 @@ class GuardedConnector:
         longest = (request.num_tokens - 1) // block_size * block_size - num_computed_tokens
         num_tokens = max(0, min(offer.num_tokens, longest))
         return LoadOffer(num_tokens, bool(offer.asynchronous)) if num_tokens else NOTHING
-
-    def allocated(self, load: Load) -> bool:
-        """Whether the connector took note of its blocks."""
-
-        def tell() -> bool:
-            self._half.allocated(load)
-            return True
-
-        return self._call("allocated", tell, False)
 
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
         """What the workers are to do; None also if the connector failed to say."""

@@ -125,32 +125,26 @@ class LoadRequests:
             del self._parked[request]
         return answered[::-1]
 
-    def begin(self, request: Request, num_computed_tokens: int, offer: LoadOffer) -> bool:
-        """Load `offer` into the blocks that `request` holds; False if the connector fails to take note."""
+    def begin(self, request: Request, num_computed_tokens: int, offer: LoadOffer) -> None:
+        """Load `offer` into the blocks that `request` holds, with the step that is being planned."""
         assert self._connector is not None
-        size, record = self._kv.block_size, self._records[request]
+        size = self._kv.block_size
         first, last = num_computed_tokens // size, (num_computed_tokens + offer.num_tokens) // size
         tables = tuple(table[:last] for table in tables_of(self._kv, request))
-        load_id = self._connector.new_id()
-        view = SequenceView(request, self._kv)
-        load = Load(load_id, view, num_computed_tokens, offer.num_tokens, tables, offer.asynchronous)
-        if not self._connector.allocated(load):
-            record.refused = True
-            return False
-        record.num_loads += 1
-        self._loads.begin(
-            PendingLoad(
-                load_id,
-                request,
-                num_computed_tokens,
-                offer.num_tokens,
-                written_columns(tables, first),
-                frozenset(self._kv.block_hashes(request, last)[first:]),
-                offer.asynchronous,
-                self._clock() + self._timeout_s,
-            )
+        load = Load(
+            self._connector.new_id(),
+            SequenceView(request, self._kv),
+            num_computed_tokens,
+            offer.num_tokens,
+            tables,
+            offer.asynchronous,
         )
-        return True
+        hashes = frozenset(self._kv.block_hashes(request, last)[first:])
+        self._records[request].num_loads += 1
+        self._loads.begin(PendingLoad(load, request, written_columns(tables, first), hashes, self._deadline()))
+
+    def _deadline(self) -> float:
+        return self._clock() + self._timeout_s
 
     def entered(self, request: Request, num_local_tokens: int) -> None:
         """`request` runs, or begins to load; the cache itself had so many of its tokens."""
