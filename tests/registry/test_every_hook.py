@@ -129,7 +129,7 @@ def test_a_connector_builds_its_halves(cpu: Environment) -> None:
     registry.register("connector", "nowhere", NowhereConnector)
     connector = registry.create("connector", "nowhere", cpu, build=lambda *_: NowhereConnector())
     worker = connector.worker_half(WorkerContext(0, 1, "", "both"))
-    scheduler = connector.scheduler_half(SchedulerContext(TINY, "", 1, 8, "both", 1, iter(range(9)).__next__))
+    scheduler = connector.scheduler_half(SchedulerContext(TINY, "", 1, 8, "both", iter(range(9)).__next__))
     # What the contract has defaults for does nothing.
     for call in (worker.wait_for_save, worker.close, scheduler.close, scheduler.reset):
         assert call() is None

@@ -59,13 +59,11 @@ def scheduler_half(
 ) -> GuardedConnector:
     """The deciding half, guarded. Raises PluginError if it cannot be built."""
     from llmkit.scheduling.guarded_connector import GuardedConnector
-    from llmkit.scheduling.transfer_holds import max_held_blocks
 
     config, registry = prepared.config, prepared.registry
     new_id = itertools.count(1).__next__
     length = config.model.max_model_len or 0
-    held = max_held_blocks(layout)
-    context = SchedulerContext(layout, report.fingerprint, 1, length, config.connector.role, held, new_id)
+    context = SchedulerContext(layout, report.fingerprint, 1, length, config.connector.role, new_id)
     half = _built(config, lambda: connector.scheduler_half(context))
     _check_kind(config, half, SchedulerConnector)
     breaker = breakers.of("connector", registry.chosen("connector").name)

@@ -172,15 +172,19 @@ class TransferReport:
         return bool(self.loaded or self.released or self.failed_blocks)
 
 
+def max_held_blocks(layout: KVCacheLayout) -> int:
+    """See `SchedulerContext.max_held_blocks`."""
+    return max(1, (layout.num_blocks - 1) // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
     """What a scheduler half is built with.
 
     fingerprint: hexadecimal; equal for two engines only if they have the same model (weights included), the same
     types and the same order of bytes in a block of the same size, so that one may load what the other has stored.
-    role: "producer" is never asked for loads, "consumer" is never told of filled blocks. max_held_blocks: blocks
-    that may be in holds at a time; a plan that would hold more is not carried out. new_id: a number that neither the
-    core nor another connector of this engine has used.
+    role: "producer" is never asked for loads, "consumer" is never told of filled blocks. new_id: a number that
+    neither the core nor another connector of this engine has used.
     """
 
     layout: KVCacheLayout
@@ -188,8 +192,13 @@ class SchedulerContext:
     world_size: int
     max_model_len: int
     role: ConnectorRole
-    max_held_blocks: int
     new_id: Callable[[], int]
+
+    @property
+    def max_held_blocks(self) -> int:
+        """Different blocks that may be in holds at a time, half of the cache: a plan that would hold more is not
+        carried out, so that the engine goes on whatever becomes of transfers."""
+        return max_held_blocks(self.layout)
 
 
 @dataclass(frozen=True, slots=True)

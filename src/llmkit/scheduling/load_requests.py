@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmkit.hookspecs.connector import Load, LoadOffer
+from llmkit.hookspecs.connector import Load, LoadOffer, max_held_blocks
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.requests.request import Request, RequestStatus
 from llmkit.scheduling.guarded_connector import NOTHING, GuardedConnector
 from llmkit.scheduling.pending_loads import PendingLoad, PendingLoads, written_columns
-from llmkit.scheduling.transfer_holds import max_held_blocks
 from llmkit.scheduling.transfer_view import SequenceView, tables_of
 
 MAX_LOADS = 3

@@ -238,8 +238,11 @@ class Planner:
         return True
 
     def _offer(self, request: Request, start: Start) -> LoadOffer | None:
-        """What to load behind `start`. Not for a fork, nor for prompts whose tokens have to be scored."""
-        return NOTHING if start.hit is None else self._transfers.requests.offer(request, start.num_computed_tokens)
+        """What to load behind `start`. Not for a fork, for prompts whose tokens have to be scored, nor for what comes
+        back from the host."""
+        if start.hit is None or self._memory.is_swapped(request):
+            return NOTHING
+        return self._transfers.requests.offer(request, start.num_computed_tokens)
 
     def _runs(self, batch: PlanBuilder, request: Request, start: Start, computed: int, num_new: int) -> None:
         self._queue.pop(request)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from llmkit.hookspecs.connector import FilledBlock
-from llmkit.kv_cache.layout import KVCacheLayout
+from llmkit.hookspecs.connector import FilledBlock, max_held_blocks
 from llmkit.kv_cache.manager import KVCacheManager
-
-
-def max_held_blocks(layout: KVCacheLayout) -> int:
-    """Blocks that a connector may hold: half of them, so that the engine goes on whatever becomes of transfers."""
-    return max(1, (layout.num_blocks - 1) // 2)
 
 
 class TransferHolds:

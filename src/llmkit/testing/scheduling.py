@@ -29,7 +29,6 @@ from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.guarded_connector import GuardedConnector
 from llmkit.scheduling.plan import StepPlan
 from llmkit.scheduling.scheduler import Scheduler
-from llmkit.scheduling.transfer_holds import max_held_blocks
 from llmkit.testing.fake_executor import FakeExecutor, fake_answer
 
 if TYPE_CHECKING:
@@ -223,8 +222,8 @@ class SchedulingHarness:
 
 def _guarded(connector: Connector, config: EngineConfig, layout: KVCacheLayout, breaker: Breaker) -> GuardedConnector:
     new_id = itertools.count(1).__next__
-    length, held = config.model.max_model_len or 0, max_held_blocks(layout)
-    context = SchedulerContext(layout, "fake", 1, length, config.connector.role, held, new_id)
+    length = config.model.max_model_len or 0
+    context = SchedulerContext(layout, "fake", 1, length, config.connector.role, new_id)
     return GuardedConnector(connector.scheduler_half(context), breaker, new_id)
 
 
