@@ -37,10 +37,13 @@ class TorchAttention(AttentionBackend):
     """Any device, type, head size, page size, window and cap; memory for one row's keys and values on top."""
 
     def support(self, query: AttentionQuery) -> Support:
+        reasons = []
         for what, dtype in (("the model's type", query.dtype), ("the KV cache's type", query.kv_dtype)):
             if not dtype.is_floating_point:
-                return Support(reasons=(f"{what} {dtype} is not a floating-point type",))
-        return Support()
+                reasons.append(f"{what} {dtype} is not a floating-point type")
+        if query.num_heads % query.num_kv_heads:
+            reasons.append(f"{query.num_heads} query heads are not a multiple of {query.num_kv_heads} KV heads")
+        return Support(reasons=tuple(reasons))
 
     def page_sizes(self) -> Sequence[int]:
         return (2, 4, 8, 16, 32, 64, 128, 256)

@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
+from llmkit.hookspecs.attention import Support
 from llmkit.hookspecs.connector import TransferReport
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler
 from llmkit.testing.memory_connector import MemoryConnector, MemoryStore, MemoryWorker
+from llmkit_attention.torch_backend import TorchAttention
+
+
+class OneTooFarAttention(TorchAttention):
+    """Every query but a row's last sees one key too many."""
+
+    def forward(self, layer, query, key, value, kv_cache, metadata):
+        right = super().forward(layer, query, key, value, kv_cache, metadata)
+        output = super().forward(layer, query.roll(1, 0), key, value, kv_cache, metadata).roll(-1, 0)
+        last = torch.tensor([row.stop - 1 for row in metadata.rows])
+        output[last] = right[last]
+        return output
+
+
+class UntidyAttention(TorchAttention):
+    """A token without a slot is written to the last page."""
+
+    def plan(self, batch):
+        plan = super().plan(batch)
+        slots = batch.slot_mapping
+        return replace(plan, tokens=None, pages=slots.div(batch.page_size, rounding_mode="floor"),
+                       offsets=slots % batch.page_size)  # fmt: skip
+
+
+class LeakyAttention(TorchAttention):
+    """Weighs what lies beyond a row with zero instead of leaving it out."""
+
+    def forward(self, layer, query, key, value, kv_cache, metadata):
+        output = super().forward(layer, query, key, value, kv_cache, metadata)
+        return output + 0 * kv_cache.float().sum().to(output.dtype)
+
+
+class MuteAttention(TorchAttention):
+    """Does not say why it refuses a layer."""
+
+    def support(self, query):
+        return Support(reasons=("",)) if super().support(query).reasons else Support()
 
 
 class _Anything(Grammar):

@@ -175,6 +175,42 @@ class OffScale:
         return Sharper()
 
 
+class OneTooFar(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import OneTooFarAttention
+
+        return OneTooFarAttention()
+
+
+class Untidy(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import UntidyAttention
+
+        return UntidyAttention()
+
+
+class Leaky(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import LeakyAttention
+
+        return LeakyAttention()
+
+
+class Mute(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import MuteAttention
+
+        return MuteAttention()
+
+
 class Lenient:
     """A grammar that allows everything."""
 

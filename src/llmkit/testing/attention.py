@@ -5,15 +5,25 @@ For authors of attention backends: `check_attention_backend(MyBackend())` runs t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from llmkit.testing.paged_attention import PagedPool, dense_attention
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Largest difference from the definition that rounding explains, for values of the size that is drawn here."""
+TOLERANCE = {
+    torch.float64: 2e-5,  # of a float32 softmax
+    torch.float32: 2e-5,
+    torch.float16: 3e-3,
+    torch.bfloat16: 2e-2,
+    torch.float8_e4m3fn: 0.3,
+}
+"""By the model's type: the largest difference from the definition that rounding explains, for values as drawn here."""
+
+USUAL_FORMAT = "keys-values, head, token, element"
+"""`kv_format` of backends that leave the cache's shape as it is."""
 
 # heads, kv heads, head size, window, cap
 SHAPES = {
@@ -39,10 +49,27 @@ STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
 )
 
 
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """The cases here are small: torch's threads, waiting for one another, would take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def shaped_layer(name: str) -> AttentionLayer:
     """The layer called `name` in SHAPES."""
     heads, kv_heads, size, window, cap = SHAPES[name]
     return AttentionLayer(0, heads, kv_heads, size, size**-0.5, window, cap)
+
+
+def split_heads(layer: AttentionLayer, merged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """merged [t, num_heads + 2 * num_kv_heads, head_size] → views of the queries, keys and values in it."""
+    end = layer.num_heads + layer.num_kv_heads
+    return merged[:, : layer.num_heads], merged[:, layer.num_heads : end], merged[:, end:]
 
 
 class AttentionTrial:
@@ -59,9 +86,11 @@ class AttentionTrial:
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        capacity: int = 1200,
     ) -> None:
+        """capacity: tokens of all sequences together, of which there may be eleven."""
         self.backend, self.layer, self.dtype, self.kv_dtype, self.device = backend, layer, dtype, kv_dtype, device
-        self.pool = PagedPool(num_pages=1200 // page_size + 12, page_size=page_size, seed=page_size)
+        self.pool = PagedPool(num_pages=capacity // page_size + 12, page_size=page_size, seed=page_size)
         self.cache = self.pool.caches(backend, [layer], kv_dtype, fill=float("nan"), device=device)[0]
         self._random = torch.Generator().manual_seed(page_size)
         self._keys: dict[int, torch.Tensor] = {}
@@ -71,39 +100,60 @@ class AttentionTrial:
         """Random [tokens, heads, head_size] in the model's type, on the host."""
         return torch.randn(tokens, heads, self.layer.head_size, generator=self._random).to(self.dtype)
 
+    def draw_merged(self, tokens: int) -> torch.Tensor:
+        """Random queries, keys and values of so many tokens, as a merged projection gives them; see `split_heads`."""
+        return self.draw(tokens, self.layer.num_heads + 2 * self.layer.num_kv_heads)
+
+    def fill(self, sequence: int, tokens: int) -> None:
+        """Append tokens that are not compared: where the cache has the usual order, none are computed either."""
+        if self.backend.kv_format() != USUAL_FORMAT:
+            self.forward([(sequence, tokens)])
+            return
+        batch = self.pool.step([(sequence, tokens)])
+        slots = batch.slot_mapping.to(self.device)
+        pages, offsets = slots // batch.page_size, slots % batch.page_size
+        for part, history in enumerate((self._keys, self._values)):
+            new = self.draw(tokens, self.layer.num_kv_heads)
+            self.cache[pages, part, :, offsets] = new.to(self.device, self.kv_dtype)
+            self._remember(history, sequence, new)
+
     def step(self, rows: Sequence[tuple[int, int]]) -> float:
         """Append tokens, `rows` = (sequence, new tokens); the largest difference between the two over these tokens.
 
         Raises AssertionError for an output of another shape or type than the query's."""
-        batch = self.pool.step(rows, self.device)
-        layer = self.layer
-        query = self.draw(batch.num_tokens, layer.num_heads)
-        # Views with a row stride, as a merged projection gives them.
-        key_value = self.draw(batch.num_tokens, 2 * layer.num_kv_heads)
-        key, value = key_value[:, : layer.num_kv_heads], key_value[:, layer.num_kv_heads :]
-        device_kv = key_value.to(self.device)
-        output = self.backend.forward(
-            layer,
-            query.to(self.device),
-            device_kv[:, : layer.num_kv_heads],
-            device_kv[:, layer.num_kv_heads :],
-            self.cache,
-            self.backend.plan(batch),
-        ).cpu()
+        query, output = self.forward(rows)
         assert output.shape == query.shape, f"shape {tuple(output.shape)} instead of {tuple(query.shape)}"
         assert output.dtype == query.dtype, f"{output.dtype} instead of {query.dtype}"
-        worst = 0.0
-        for r, (sequence, _) in enumerate(rows):
-            part = slice(batch.query_start_loc_np[r], batch.query_start_loc_np[r + 1])
-            for history, new in ((self._keys, key), (self._values, value)):
-                old = history.get(sequence, new[:0])
-                history[sequence] = torch.cat((old, new[part].to(self.kv_dtype).to(new.dtype)))
-            expected = dense_attention(layer, query[part], self._keys[sequence], self._values[sequence])
+        worst, start = 0.0, 0
+        for sequence, new in rows:
+            part = slice(start, start + new)
+            start += new
+            expected = dense_attention(self.layer, query[part], self._keys[sequence], self._values[sequence])
             difference = (output[part].double() - expected).abs().max().item()
             worst = difference if not difference <= worst else worst  # NaN counts as worst
         return worst
 
+    def forward(self, rows: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append tokens; (query, the backend's output), both [t, num_heads, head_size] on the host."""
+        batch = self.pool.step(rows, self.device)
+        merged = self.draw_merged(batch.num_tokens)
+        query, key, value = split_heads(self.layer, merged)
+        given = split_heads(self.layer, merged.to(self.device))
+        output = self.backend.forward(self.layer, *given, self.cache, self.backend.plan(batch))
+        start = 0
+        for sequence, new in rows:
+            self._remember(self._keys, sequence, key[start : start + new])
+            self._remember(self._values, sequence, value[start : start + new])
+            start += new
+        return query, output.cpu()
 
+    def _remember(self, history: dict[int, torch.Tensor], sequence: int, new: torch.Tensor) -> None:
+        """As the cache does: in its type."""
+        old = history.get(sequence, new[:0])
+        history[sequence] = torch.cat((old, new.to(self.kv_dtype).to(new.dtype)))
+
+
+@single_threaded()
 def check_attention_backend(
     backend: AttentionBackend,
     *,

@@ -88,20 +88,21 @@ class PagedPool:
 def dense_attention(
     layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of one sequence by its definition, query by query and head by head, in float64.
+    """Attention of one sequence by its definition, head by head, in float64.
 
     query [n, heads, head_size] are the last n of the s tokens of keys and values [s, kv_heads, head_size].
     """
     count, total = query.shape[0], keys.shape[0]
-    output = torch.zeros(query.shape, dtype=torch.float64)
-    for i in range(count):
-        position = total - count + i
-        first = 0 if layer.sliding_window is None else max(0, position - layer.sliding_window + 1)
-        for head in range(layer.num_heads):
-            kv_head = head * layer.num_kv_heads // layer.num_heads
-            seen = keys[first : position + 1, kv_head].double()
-            scores = seen @ query[i, head].double() * layer.scale
-            if layer.soft_cap is not None:
-                scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-            output[i, head] = scores.softmax(0) @ values[first : position + 1, kv_head].double()
+    position = torch.arange(total - count, total)[:, None]
+    key_position = torch.arange(total)[None]
+    hidden = key_position > position
+    if layer.sliding_window is not None:
+        hidden |= key_position <= position - layer.sliding_window
+    output = torch.empty(query.shape, dtype=torch.float64)
+    for head in range(layer.num_heads):
+        kv_head = head * layer.num_kv_heads // layer.num_heads
+        scores = query[:, head].double() @ keys[:, kv_head].double().T * layer.scale
+        if layer.soft_cap is not None:
+            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+        output[:, head] = scores.masked_fill(hidden, float("-inf")).softmax(1) @ values[:, kv_head].double()
     return output

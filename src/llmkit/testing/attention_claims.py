@@ -1,0 +1,125 @@
+"""What an attention backend claims to take, and random layers and loads to try it with."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery, Support
+from llmkit.testing.attention import TOLERANCE, AttentionTrial
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels in Triton are interpreted, thousands of times slower: then layers and loads are small."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MODEL_DTYPES = (*DTYPES * 3, torch.float64, torch.float8_e4m3fn)
+KV_DTYPES = (*DTYPES * 3, torch.float64, torch.float8_e4m3fn, torch.int8)
+HEAD_SIZES = (16, 32, 64, 128, 24, 48, 72, 80, 96, 112, 192, 256, 1, 7, 288, 512)
+HEADS = ((4, 2), (2, 2), (1, 1), (6, 2), (8, 1), (9, 3), (7, 1), (5, 5), (16, 1), (71, 1), (5, 2))  # of queries, of KV
+PLAIN_HEADS = ((4, 1),) if INTERPRETED else ((4, 2), (4, 4), (4, 1))
+
+Rows = tuple[tuple[int, int], ...]
+"""(sequence, new tokens) of the rows of a step."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A backend on a device. Types are (of the model, of the KV cache)."""
+
+    backend: AttentionBackend
+    device: str
+    compute_capability: tuple[int, int] | None
+
+    def support(self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype) -> Support:
+        """The backend's own answer for this device."""
+        return self.backend.support(
+            AttentionQuery(
+                device_type=self.device,
+                compute_capability=self.compute_capability,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                num_heads=layer.num_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_size=layer.head_size,
+                sliding_window=layer.sliding_window,
+                soft_cap=layer.soft_cap,
+            )
+        )
+
+    def takes(self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+        return not self.support(layer, dtype, kv_dtype).reasons
+
+    def dtype_of(self, layer: AttentionLayer) -> torch.dtype | None:
+        """The most exact type in which it takes this layer with a cache of the same type."""
+        return next((dtype for dtype in DTYPES if self.takes(layer, dtype, dtype)), None)
+
+    def layer(self, window: int | None = None, cap: float | None = None) -> AttentionLayer | None:
+        """A small layer that it takes in some type, None if there is none with this window and cap."""
+        plain = (
+            AttentionLayer(0, heads, kv_heads, size, size**-0.5, window, cap)
+            for size in HEAD_SIZES
+            for heads, kv_heads in PLAIN_HEADS
+        )
+        return next((layer for layer in plain if self.dtype_of(layer)), None)
+
+    def trial(self, layer: AttentionLayer, page_size: int | None = None, capacity: int = 1200) -> AttentionTrial:
+        """The layer in the most exact type that it takes it in; pages of the first size if not said."""
+        dtype = self.dtype_of(layer)
+        assert dtype is not None
+        size = page_size or self.backend.page_sizes()[0]
+        return AttentionTrial(self.backend, layer, size, dtype, dtype, self.device, capacity)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer with types of model and cache."""
+
+    layer: AttentionLayer
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def __str__(self) -> str:
+        x = self.layer
+        return (
+            f"{x.num_heads} heads, {x.num_kv_heads} KV heads, head size {x.head_size}, scale {x.scale:.3g}, window "
+            f"{x.sliding_window}, cap {x.soft_cap}, {str(self.dtype)[6:]}, cache {str(self.kv_dtype)[6:]}"
+        )
+
+
+def drawn_case(draw: random.Random) -> Case:
+    """Anything that a model may have, and a little more."""
+    heads, kv_heads = draw.choice(HEADS)
+    if INTERPRETED:
+        heads, kv_heads = heads // kv_heads, 1
+    size = draw.choice(HEAD_SIZES)
+    dtype = draw.choice(MODEL_DTYPES)
+    kv_dtype = draw.choice((dtype, dtype, draw.choice(KV_DTYPES)))
+    window = draw.choice((None, None, 1, draw.randint(2, 12), draw.randint(13, 90), 2**30))
+    cap = draw.choice((None, None, draw.uniform(0.5, 5.0), 50.0))
+    scale = size**-0.5 * draw.choice((1.0, 1.0, 0.3, 1.5))
+    return Case(AttentionLayer(0, heads, kv_heads, size, scale, window, cap), dtype, kv_dtype)
+
+
+def drawn_load(draw: random.Random) -> list[Rows]:
+    """Steps of a few sequences each: single tokens, a few, chunks and prompts, mixed."""
+    steps, most, longest = (2, 2, 20) if INTERPRETED else (4, 4, 130)
+    load: list[Rows] = []
+    for _ in range(steps):
+        sequences = draw.sample(range(6), draw.randint(1, most))
+        load.append(tuple((s, min(longest, draw.choice((1, 1, draw.randint(2, 6), draw.randint(7, longest)))))
+                          for s in sequences))  # fmt: skip
+    return load
+
+
+def check(run: AttentionTrial, load: Sequence[Rows], what: object) -> None:
+    """The definition and the backend agree on every step."""
+    for number, rows in enumerate(load):
+        difference = run.step(rows)
+        assert difference < TOLERANCE[run.dtype], (
+            f"off by {difference:.2g} in step {number}, (sequence, new tokens) {rows}, pages of {run.pool.page_size}: "
+            f"{what}"
+        )
