@@ -13,6 +13,7 @@ from llmkit.errors import InvalidRequestError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
 from llmkit_cli.signature import with_options
+from llmkit_cli.structured_options import STRUCTURED_OPTIONS, structured_outputs
 
 if TYPE_CHECKING:
     from llmkit import LLM, RequestOptions, RequestOutput, SamplingParams
@@ -21,7 +22,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
-@with_options(ENGINE_OPTIONS, SAMPLING_OPTIONS)
+@with_options(ENGINE_OPTIONS, SAMPLING_OPTIONS, STRUCTURED_OPTIONS)
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help='Prompts; "-" reads one from standard input.')] = None,
     prompts_file: Annotated[
@@ -39,6 +40,7 @@ def generate(
     *,
     engine: dict[str, Any],
     sampling: dict[str, Any],
+    constraint: dict[str, Any],
 ) -> None:
     """Generate text for one or more prompts."""
     if engine["dry_run"]:
@@ -48,8 +50,9 @@ def generate(
     texts, options = [text for text, _ in given], [option for _, option in given]
     if stream and (len(texts) != 1 or n != 1 or as_json):
         raise InvalidRequestError("--stream takes one prompt, --n 1 and no --json.")
+    constraints = structured_outputs(constraint)
     with open_llm(engine) as llm:
-        params = sampling_params(llm, sampling, n=n)
+        params = sampling_params(llm, sampling, n=n, structured_outputs=constraints)
         if stream:
             stream_one(llm, texts[0], params, options[0], chat=chat or system is not None, system=system)
             return
@@ -57,6 +60,8 @@ def generate(
         failed = [output for output in outputs if any(c.finish_reason == "error" for c in output.outputs)]
         for text, output in zip(texts, outputs, strict=True):
             print_output(text, output, as_json=as_json, headline=len(texts) > 1 or n > 1)
+    for output in failed:
+        typer.echo(f"error: {output.error}", err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -121,14 +126,15 @@ def stream_one(
     llm: LLM, text: str, params: SamplingParams, options: RequestOptions, *, chat: bool, system: str | None
 ) -> None:
     prompt: Any = as_messages(text, system) if chat else text
-    reason = None
+    reason, error = None, None
     for output in llm.stream(prompt, params, options=options):
         completion = output.outputs[0]
         sys.stdout.write(completion.text)
         sys.stdout.flush()
-        reason = completion.finish_reason
+        reason, error = completion.finish_reason, output.error
     sys.stdout.write("\n")
     if reason == "error":
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
 
 

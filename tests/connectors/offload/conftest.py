@@ -142,7 +142,8 @@ class Rig:
             return 0
         load_id = next(self.ids)
         tables = tuple(tuple(table) for table in sequence.tables)
-        self.plan(loads=[Load(load_id, sequence, 0, num_tokens, tables, True)])
+        self.scheduler.allocated(Load(load_id, sequence, 0, num_tokens, tables, True))
+        self.plan()
         self.until(lambda: load_id in self.ended)
         hashes = sequence.block_hashes()
         usable = num_tokens // self.layout.block_size
@@ -165,10 +166,9 @@ class Rig:
                     filled.append(FilledBlock(group, table[column], content_hash, column))
         self.plan(filled)
 
-    def plan(self, filled: Sequence[FilledBlock] = (), loads: Sequence[Load] = ()) -> None:
+    def plan(self, filled: Sequence[FilledBlock] = ()) -> None:
         self.step += 1
-        step = SimpleNamespace(step=self.step, rows=(), loads=tuple(loads), filled=tuple(filled))
-        plan = self.scheduler.plan_transfers(step)
+        plan = self.scheduler.plan_transfers(SimpleNamespace(step=self.step, rows=(), filled=tuple(filled)))
         if plan is not None:
             assert not set(plan.holds) & set(self.holds)
             self.holds |= {hold: list(blocks) for hold, blocks in plan.holds.items()}
