@@ -7,9 +7,9 @@ from collections import Counter
 from typing import Any
 
 from llmkit.errors import ModelError
+from llmkit_weights.gguf_architectures import EXTRAS, KNOWN, architecture_of
 from llmkit_weights.gguf_file import GgufFile
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # GGUF key after "general.sampling." → generation_config.json key.
 _SAMPLING = {
@@ -27,11 +27,12 @@ _CONTROL_TOKEN = 3
 def model_config(file: GgufFile) -> dict[str, Any]:
     """The config.json that `file` amounts to. Raises ModelError for an architecture that is not known."""
     name = file.get("general.architecture")
-    if name not in ARCHITECTURES or file.get(f"{name}.expert_count"):
-        kind = f"{name} with experts" if name in ARCHITECTURES else name
+    architecture = architecture_of(file)
+    if architecture is None:
+        kind = f"{name} with experts" if name in KNOWN else name
         raise ModelError(
             f"{file.path} holds a model of architecture {kind!r}, which the GGUF reader cannot map; "
-            f"known: {', '.join(ARCHITECTURES)}."
+            f"known: {', '.join(KNOWN)}."
         )
     read = _Keys(file, name)
     heads = read.required("attention.head_count")
@@ -40,7 +41,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     if read.get("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{file.path} has keys and values of different sizes, which is not supported.")
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[name]],
+        "architectures": [architecture],
         "model_type": name,
         "hidden_size": hidden,
         "intermediate_size": read.required("feed_forward_length"),
@@ -58,10 +59,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "initializer_range": 0.02,
         "rope_parameters": _rope(file, read, head_dim),
     }
-    window = read.get("attention.sliding_window")
-    if window and name == "llama":
-        # llama.cpp files Mistral under llama; only the window tells them apart.
-        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    if architecture in EXTRAS:
+        config |= {key: value for key, value in EXTRAS[architecture](file, read).items() if value is not None}
     if (dtype := _dtype(file)) is not None:
         config["dtype"] = dtype
     return config | _token_ids(file)
@@ -138,7 +137,7 @@ def _rope(file: GgufFile, read: _Keys, head_dim: int) -> dict[str, Any]:
     if "rope_freqs.weight" in file.tensors:
         return rope | _llama3_scaling(file, theta, rotary_dim)
     kind = read.get("rope.scaling.type", "none")
-    if kind == "none":
+    if kind == "none" or "rope_factors_long.weight" in file.tensors:
         return rope
     if kind not in ("linear", "yarn"):
         raise ModelError(f"{file.path} has rope scaling {kind!r}, which the GGUF reader cannot map.")

@@ -53,7 +53,7 @@ PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
 }
 # Files from before the key existed: what their architecture used then.
-_PRE_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
+_PRE_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2"}
 
 
 def build_tokenizer(file: GgufFile) -> FastTokenizer | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmkit.errors import ModelError
+from llmkit_weights.gguf_architectures import architecture_of, norm_offset
 from llmkit_weights.gguf_file import GgufFile, GgufTensor
 from llmkit_weights.gguf_names import checkpoint_name, is_derived
 
@@ -23,32 +24,43 @@ _CHUNK_BLOCKS = 8192
 
 def read_tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """(checkpoint name, tensor on the host) for every parameter in `file`: F32, F16 and BF16 as they are, quantised
-    types as float32. Raises ModelError for a tensor that is none of a dense decoder's."""
-    import torch
-
+    types as float32; stacks of experts one expert at a time. Raises ModelError for a tensor that the architecture does
+    not have."""
+    architecture = architecture_of(file) or ""
     permuted_heads = _permuted_heads(file, config)
+    offset = norm_offset(architecture)
     with file.path.open("rb", buffering=0) as stream:
         for tensor in file.tensors.values():
             if is_derived(tensor.name):
                 continue
-            name = checkpoint_name(tensor.name)
+            name = checkpoint_name(tensor.name, architecture)
             if name is None:
                 raise ModelError(f"{file.path} has the tensor {tensor.name}, which no known architecture has.")
             raw = _read_raw(file, tensor, stream)
+            if "{expert}" in name:
+                for expert, rows in enumerate(raw):
+                    yield name.format(expert=expert), _values(file, tensor, rows, tensor.shape[1:])
+                continue
             heads = permuted_heads.get(name.rsplit(".", 2)[-2])
             if heads is not None:
                 raw = _unpermute_rows(raw, heads)
-            values = _dequantise(file, tensor, raw)
+            values = _values(file, tensor, raw, tensor.shape)
             del raw
-            result = torch.from_numpy(values)
-            yield name, result.view(torch.bfloat16) if tensor.type_name == "BF16" else result
-            del values, result
+            yield name, values - offset if offset and name.endswith("norm.weight") else values
+            del values
+
+
+def _values(file: GgufFile, tensor: GgufTensor, raw: _Array, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    result = torch.from_numpy(_dequantise(file, tensor, raw, shape))
+    return result.view(torch.bfloat16) if tensor.type_name == "BF16" else result
 
 
 def read_array(file: GgufFile, tensor: GgufTensor) -> _Array:
     """One tensor's values, float32 or float16 (BF16 as its bits in int16), in the order of the file."""
     with file.path.open("rb", buffering=0) as stream:
-        return _dequantise(file, tensor, _read_raw(file, tensor, stream))
+        return _dequantise(file, tensor, _read_raw(file, tensor, stream), tensor.shape)
 
 
 def yielded_bytes(tensor: GgufTensor) -> int:
@@ -87,10 +99,11 @@ def _unpermute_rows(raw: _Array, heads: int) -> _Array:
     return np.ascontiguousarray(raw.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2)).reshape(rows, width)
 
 
-def _dequantise(file: GgufFile, tensor: GgufTensor, raw: _Array) -> _Array:
+def _dequantise(file: GgufFile, tensor: GgufTensor, raw: _Array, shape: tuple[int, ...]) -> _Array:
+    """The values of `tensor`, or those of the part of it that `raw` holds, in `shape`."""
     plain = {"F32": np.float32, "F16": np.float16, "BF16": np.int16}
     if tensor.type_name in plain:
-        return raw.reshape(-1).view(plain[tensor.type_name]).reshape(tensor.shape)
+        return raw.reshape(-1).view(plain[tensor.type_name]).reshape(shape)
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -107,4 +120,4 @@ def _dequantise(file: GgufFile, tensor: GgufTensor, raw: _Array) -> _Array:
             raise ModelError(
                 f"Tensor {tensor.name} in {file.path} has type {tensor.type_name}, which cannot be dequantised."
             ) from error
-    return values.reshape(tensor.shape)
+    return values.reshape(shape)
