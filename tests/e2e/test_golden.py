@@ -79,7 +79,7 @@ def test_transformers_own_code_with_paged_attention(make_llm, smollm2_folder, go
     """The same model through the plugin that hosts models of transformers: a few prompts, together and in chunks."""
     llm = make_llm(smollm2_folder, implementation="transformers", max_num_batched_tokens=32)
     assert "transformers" in [s.name for s in llm.engine.prepared.registry.selections if s.kind == "model"]
-    few = golden[:4]
+    few = [item for item in golden if min(item["top2_margin"]) > 1e-3][:4]
     outputs = llm.generate([item["prompt_token_ids"] for item in few], golden_params)
     for item, output in zip(few, outputs, strict=True):
         assert output.outputs[0].token_ids == item["output_token_ids"]
