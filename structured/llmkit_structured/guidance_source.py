@@ -91,6 +91,9 @@ class _Writer(SchemaWriter):
         for bound in (form.low, form.high):
             if bound is not None and abs(bound) > _EXACT:
                 refuse("#", f"a bound beyond 2^53, {bound}, which would be rounded")
+            if bound is not None and not form.integer and bound != bound.to_integral_value():
+                # llguidance 1.9 leaves out numbers with fewer places than the bound, and allows some beyond it.
+                refuse("#", f"the bound {bound} for a number that may have decimal places")
         if form.multiple_of is not None and not _SMALLEST <= form.multiple_of <= _LARGEST:
             refuse("#", f"multipleOf {form.multiple_of}, which is too large or too small")
         return super().number(form)

@@ -67,6 +67,10 @@ class Array:
     high: int | None = None
     unique: bool = False
 
+    def form_of_others(self) -> Form:
+        """What an item behind the prefix must be."""
+        return ANY if self.rest is None else self.rest
+
 
 @dataclass(frozen=True)
 class Object:

@@ -108,6 +108,9 @@ def _number(schema: Schema, path: str) -> Number:
     multiple = _decimal(schema, "multipleOf", path)
     if multiple is not None and multiple <= 0:
         refuse(f"{path}/multipleOf", "multipleOf must be above 0")
+    if multiple is not None and Decimal(float(multiple)) != multiple:
+        # What is a multiple of 0.01 is another thing to those who divide binary fractions, as most validators do.
+        refuse(f"{path}/multipleOf", f"multipleOf {multiple}, which is no binary fraction")
     return Number(above if low_open else low, below if high_open else high, low_open, high_open, False, multiple)
 
 

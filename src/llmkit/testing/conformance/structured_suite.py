@@ -21,7 +21,7 @@ from llmkit.testing.conformance import structured_cases as cases
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.grammar import accepts, allowed, built, followed, parsed, small_vocabulary, tokens_of
 
-NUM_WALKS = 12
+NUM_WALKS, WALK_TOKENS = 10, 80
 _ALPHABET = "abc.é日本"
 
 
@@ -145,7 +145,7 @@ def test_json_schemas(compiler: GrammarCompiler, vocabulary: TokenVocabulary, ca
     validator = kind(case.schema, format_checker=kind.FORMAT_CHECKER)
     random_ = random.Random(json.dumps(case.schema))
     for _ in range(NUM_WALKS):
-        found = followed(compiled.start(), vocabulary, random_)
+        found = followed(compiled.start(), vocabulary, random_, max_tokens=WALK_TOKENS)
         if found is not None:
             assert validator.is_valid(parsed(found)), found
 
@@ -171,7 +171,7 @@ def test_any_object(compiler: GrammarCompiler, vocabulary: TokenVocabulary) -> N
     ):
         assert not accepts(compiled.start(), tokens_of(text, vocabulary)), text
     random_ = random.Random(3)
-    texts = [followed(compiled.start(), vocabulary, random_) for _ in range(40)]
+    texts = [followed(compiled.start(), vocabulary, random_, max_tokens=WALK_TOKENS) for _ in range(20)]
     assert all(isinstance(parsed(text), dict) for text in texts if text is not None)
 
 
