@@ -97,16 +97,16 @@ def ids() -> Callable[..., list[int]]:
 
 
 @pytest.fixture(scope="session")
-def check_golden(golden: list[dict[str, Any]]) -> Callable[[list[RequestOutput]], None]:
-    """Compares greedy answers to all golden prompts with the reference, token for token.
+def check_golden(golden: list[dict[str, Any]]) -> Callable[..., None]:
+    """Compares greedy answers to all golden prompts, or those of a slice, with the reference, token for token.
 
     A difference is right only where the reference's own two best logits are within 1e-3; what follows it is then
     another text and is not compared.
     """
 
-    def check(outputs: list[RequestOutput]) -> None:
-        assert len(outputs) == len(golden)
-        for item, output in zip(golden, outputs, strict=True):
+    def check(outputs: list[RequestOutput], part: slice = slice(None)) -> None:
+        assert len(outputs) == len(golden[part])
+        for item, output in zip(golden[part], outputs, strict=True):
             assert output.error is None
             answer, expected = output.outputs[0], item["output_token_ids"]
             pairs = enumerate(zip(answer.token_ids, expected, strict=False))

@@ -54,6 +54,28 @@ def test_a_pool_so_small_that_requests_are_preempted(make_llm, golden_prompts, g
     assert stats.num_free_blocks == stats.num_blocks
 
 
+def test_a_pool_so_small_that_requests_are_swapped(make_llm, golden_prompts, golden_params, check_golden):
+    part = slice(None, None, 2)
+    llm = make_llm(num_blocks=20, max_model_len=256, scheduler="classic")
+    check_golden(llm.generate(golden_prompts[part], golden_params), part)
+    stats = llm.stats()
+    assert stats.num_swaps == stats.num_preemptions > 0
+    assert (stats.num_free_blocks, stats.num_free_host_blocks) == (stats.num_blocks, stats.num_host_blocks)
+
+
+@pytest.mark.parametrize(("name", "first"), [("priority", 0), ("fair", 1), ("srtf", 2)])
+def test_other_schedulers(make_llm, golden_prompts, golden_params, check_golden, name, first):
+    """A third of the prompts each, in so small a pool that who yields matters."""
+    part = slice(first, None, 3)
+    prompts = golden_prompts[part]
+    llm = make_llm(num_blocks=17, max_model_len=256, scheduler=name)
+    users, priorities = [f"user-{i % 3}" for i in range(len(prompts))], [i % 4 for i in range(len(prompts))]
+    check_golden(llm.generate(prompts, golden_params, user=users, priority=priorities), part)
+    stats = llm.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_policy_faults == 0
+
+
 def test_without_prefix_cache(make_llm, golden_prompts, golden_params, check_golden):
     llm = make_llm(enable_prefix_caching=False)
     check_golden(llm.generate(golden_prompts, golden_params))

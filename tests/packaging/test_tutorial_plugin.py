@@ -48,6 +48,7 @@ def test_it_runs_when_it_is_chosen(environment, tmp_path, tiny_model):
     assert result == {"counts": [2, 2, 2], "chosen": ["llmkit-shortest-first"]}
 
 
-def test_its_own_tests_pass(environment):
-    output = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests"), cwd=EXAMPLE)
-    assert "3 passed" in output
+def test_its_own_tests_and_the_conformance_suites_pass(environment):
+    output = environment.run("-m", "pytest", "-v", "-p", "no:cacheprovider", "--llmkit-device=cpu", cwd=EXAMPLE)
+    assert "tests/test_policy.py::test_removed_requests_are_gone PASSED" in output
+    assert "scheduler_suite::test_random_load_is_answered_right[scheduler:shortest-first] PASSED" in output

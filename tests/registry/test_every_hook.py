@@ -45,9 +45,6 @@ class Nowhere(SchedulerConnector, WorkerConnector):
     def offer(self, request: Any, num_computed_tokens: int) -> LoadOffer:
         return LoadOffer(0)
 
-    def allocated(self, request: Any, block_ids: Any, offer: LoadOffer) -> None:
-        return
-
     def plan_transfers(self, plan: Any) -> None:
         return
 

@@ -5,6 +5,7 @@ LLMKIT_DEEP_TESTS=1 runs it for long (several times 10 000 steps for each policy
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from hypothesis import settings
@@ -13,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from llmkit.errors import InvalidRequestError
 from llmkit.requests.request import RequestStatus
+from llmkit.testing.hostile_connector import FlakyConnector, HostileConnector
 from llmkit.testing.hostile_policy import HostilePolicy
+from llmkit.testing.memory_connector import MemoryStore
 from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.classic import ClassicPolicy
 from llmkit_schedulers.fair import FairPolicy
@@ -35,6 +38,15 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "enable_chunked_prefill": st.sampled_from([True, True, False]),
         "windows": st.sampled_from([(None,), (None,), (None, 6), (3,)]),
         "num_host_blocks": st.sampled_from([0, 3, 10, 60]),
+    }
+)
+
+
+CONNECTOR_SETTINGS = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["both", "both", "both", "producer", "consumer"]),
+        "load_failure_policy": st.sampled_from(["recompute", "recompute", "fail"]),
+        "load_timeout_s": st.sampled_from([1.0, 5.0]),
     }
 )
 
@@ -66,10 +78,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     def make_policy(seed):
         raise NotImplementedError
 
-    @initialize(configuration=CONFIGURATIONS, seed=st.integers(0, 1000))
-    def start(self, configuration, seed):
+    @staticmethod
+    def make_connector(seed):  # noqa: ARG004
+        return None
+
+    @initialize(configuration=CONFIGURATIONS, seed=st.integers(0, 1000), connector_settings=CONNECTOR_SETTINGS)
+    def start(self, configuration, seed, connector_settings):
         self.fail_next = ""
         self.count = 0
+        self.now = 0.0
+        self.connector = self.make_connector(seed)
+        self.fails_requests = connector_settings.get("load_failure_policy") == "fail"
+        if self.connector is not None:
+            trusts = not isinstance(self.connector, HostileConnector)
+            configuration |= {
+                "enable_prefix_caching": True,
+                "connector": self.connector,
+                "connector_settings": connector_settings,
+                "trusts_connector": trusts,
+                "clock": self.clock,
+            }
         if not configuration["enable_chunked_prefill"]:
             configuration["max_num_batched_tokens"] = configuration["max_model_len"]
         self.harness = SchedulingHarness(
@@ -79,10 +107,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             **configuration,
         )
 
+    def clock(self):
+        self.now += 0.01
+        return self.now
+
     def before_step(self, plan):  # noqa: ARG002
-        if self.fail_next == "step":
+        what = self.fail_next
+        if what in ("step", "interrupt"):
             self.fail_next = ""
-            raise RuntimeError("an injected failure")
+            raise RuntimeError("an injected failure") if what == "step" else KeyboardInterrupt
 
     def failing_rows(self, plan):
         if self.fail_next == "row":
@@ -144,6 +177,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.fail_next = what
         self.harness.step()
 
+    @precondition(lambda self: not self.fail_next)
+    @rule()
+    def interrupt(self):
+        self.fail_next = "interrupt"
+        with contextlib.suppress(KeyboardInterrupt):
+            self.harness.step()
+        self.fail_next = ""
+        self.harness.scheduler.check_integrity()
+
+    @precondition(lambda self: self.connector is None)
     @rule()
     def reset_prefix_cache(self):
         scheduler = self.harness.scheduler
@@ -152,6 +195,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.harness.core.stats()
         assert holding or stats.num_free_host_blocks == stats.num_host_blocks
         scheduler.check_integrity()
+
+    @precondition(lambda self: self.connector is not None and self.harness.trusts_connector)
+    @rule()
+    def reset_prefix_cache_and_store(self):
+        unfinished = self.harness.core.has_work()
+        done = self.harness.core.reset_prefix_cache()
+        assert done or unfinished
+        assert not done or not self.connector.store.blocks
+        self.harness.scheduler.check_integrity()
 
     def teardown(self):
         if not hasattr(self, "harness"):
@@ -163,6 +215,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for (request_id, index), answer in harness.answers.items():
             request = harness.requests[request_id]
             if answer.finish_reason not in ("stop", "length"):
+                lost = answer.error and "could not be loaded" in answer.error
+                assert not lost or self.fails_requests
                 continue
             if request.sampling_params.prompt_logprobs is not None and index == 0:
                 told = [entry and entry.token_ids[0] for entry in answer.prompt_logprobs]
@@ -171,9 +225,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert [entry.token_ids[0] for entry in answer.logprobs] == answer.token_ids
 
 
-def machine(name, policy):
-    """The machine's test case for one policy."""
-    kind = type(name, (SchedulerMachine,), {"make_policy": staticmethod(policy)})
+def machine(name, policy, connector=lambda _: None):
+    """The machine's test case for one policy, and maybe a connector."""
+    makers = {"make_policy": staticmethod(policy), "make_connector": staticmethod(connector)}
+    kind = type(name, (SchedulerMachine,), makers)
     case = kind.TestCase
     case.settings = settings(
         max_examples=1500 if DEEP else 40,
@@ -192,3 +247,13 @@ TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 
 TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
 TestOthers = machine("Others", lambda seed: (FairPolicy, ClassicPolicy, SrtfPolicy)[seed % 3]())
 TestHostile = machine("Hostile", lambda seed: swapping(HostilePolicy(seed), seed % 2))
+TestConnector = machine("Connector", lambda _: FcfsPolicy(), lambda seed: FlakyConnector(MemoryStore(), seed))
+TestConnectorSmallChunks = machine(
+    "ConnectorSmallChunks", lambda _: SmallChunks(), lambda seed: FlakyConnector(MemoryStore(), seed, 0.1)
+)
+TestConnectorHostilePolicy = machine(
+    "ConnectorHostilePolicy", HostilePolicy, lambda seed: FlakyConnector(MemoryStore(), seed)
+)
+TestHostileConnector = machine(
+    "HostileConnector", lambda _: FcfsPolicy(), lambda seed: HostileConnector(MemoryStore(), seed)
+)

@@ -63,7 +63,6 @@ class OffloadScheduler(SchedulerConnector):
         self._index = HostIndex(options.num_slots(context.layout.block_bytes), options.eviction)
         self._epoch = b""
         self._spaces = self._spaces_of_workers()
-        self._new_loads: list[LoadOrder] = []
         self._loading: dict[int, list[_Loading]] = {}
         self._failed: set[int] = set()
         self._storing: dict[int, list[HostBlock]] = {}
@@ -91,7 +90,7 @@ class OffloadScheduler(SchedulerConnector):
             count = loadable_blocks(self._layout, hashes, cached, anywhere)
         return LoadOffer(count * size, asynchronous=True) if count else _NOTHING
 
-    def allocated(self, load: Load) -> None:
+    def _begin(self, load: Load) -> LoadOrder:
         size = self._layout.block_size
         first, last = load.first_token // size, (load.first_token + load.num_tokens) // size
         hashes = load.request.block_hashes(last)
@@ -103,9 +102,9 @@ class OffloadScheduler(SchedulerConnector):
         ]
         loading = self._sources(wanted)
         self._loading[load.load_id] = loading
-        self._new_loads.append(LoadOrder(load.load_id, tuple(item.order for item in loading)))
         if self._lookups is not None:
             self._lookups.forget(load.request.sequence_number)
+        return LoadOrder(load.load_id, tuple(item.order for item in loading))
 
     def _sources(self, wanted: Sequence[tuple[BlockKey, int]]) -> list[_Loading]:
         """Where each block comes from. All slots that are read are taken into use before any is given away."""
@@ -128,7 +127,7 @@ class OffloadScheduler(SchedulerConnector):
     # What a step transfers
 
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
-        loads, self._new_loads = tuple(self._new_loads), []
+        loads = tuple(self._begin(load) for load in step.loads)
         stores, holds = self._stores(step.filled)
         if not loads and not stores:
             return None
@@ -143,7 +142,7 @@ class OffloadScheduler(SchedulerConnector):
             key = BlockKey(block.group, block.block_hash)
             if self._index.find(key) is not None:
                 continue
-            full = pending + len(taken) >= self._options.max_pending_blocks
+            full = pending + len(taken) >= min(self._options.max_pending_blocks, self._context.max_held_blocks)
             host = None if full else self._index.reserve(key)
             if host is None:
                 self._counts["dropped"] += 1

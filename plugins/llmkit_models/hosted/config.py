@@ -131,7 +131,11 @@ def _architecture(raw: Mapping[str, Any]) -> str | None:
 
 
 def _causal_models() -> dict[str, str]:
-    """Name of the class → model type."""
+    """Name of the class → model type; of several the one that the class is called after."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return {name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
+    types: dict[str, str] = {}
+    for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if isinstance(name, str) and (name not in types or name.lower().startswith(model_type.replace("_", ""))):
+            types[name] = model_type
+    return types

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import shown
+from llmkit.errors import described, shown
 from llmkit.hookspecs.attention import AttentionBackend
 from llmkit.hookspecs.connector import TransferReport
 
@@ -30,22 +30,30 @@ class WorkerTransfers:
         self._num_layers = num_layers
         self._step: StepTransfers | None = None
         self._moving = False
-        self._failed_blocks: set[int] = set()
-        self._loaded: set[int] = set()
+        self._failed_blocks: frozenset[int] = frozenset()
+        self._loaded: frozenset[int] = frozenset()
+        self._released: frozenset[int] = frozenset()
+        self._under_way: dict[int, frozenset[int]] = {}
+        self._sync_blocks: frozenset[int] = frozenset()
         self._faults: list[str] = []
 
     def begin(self, transfers: StepTransfers | None) -> None:
         """Start the transfers of a step."""
         self._step = transfers
         self._moving = False
+        self._sync_blocks = frozenset()
         if transfers is None:
             return
+        self._sync_blocks = transfers.sync_blocks
+        self._under_way |= transfers.loads
         if transfers.cancelled:
             self._call("cancel", lambda: self._half.cancel(transfers.cancelled))
         if transfers.payload is not None:
             self._moving = True
             self._guarded("start_load", lambda: self._half.start_load(transfers.payload))
-        elif transfers.wait_s:
+            return
+        self._fail_step()  # the connector has left out what it was told of
+        if transfers.wait_s:
             self._call("wait", lambda: self._half.wait(transfers.wait_s))
 
     def watched(self, backend: AttentionBackend) -> AttentionBackend:
@@ -67,19 +75,27 @@ class WorkerTransfers:
         if self._moving:
             self._guarded("wait_for_save", self._half.wait_for_save)
         self._moving = False
-        report = self._call("report", self._half.report)
+        reported = self._call("report", self._reported)
+        if reported is None:  # whatever failed is not known: nothing that is under way can be trusted
+            self._failed_blocks = self._failed_blocks.union(self._sync_blocks, *self._under_way.values())
+            reported = ((), (), ())
+        loaded, released, failed = reported
+        report = TransferReport(
+            self._loaded.union(loaded), self._released.union(released), self._failed_blocks.union(failed)
+        )
+        self._loaded = self._released = self._failed_blocks = frozenset()
+        for load_id in report.loaded:
+            self._under_way.pop(load_id, None)
+        return report
+
+    def _reported(self) -> tuple[Collection[int], Collection[int], Collection[int]]:
+        report: object = self._half.report()
         if not isinstance(report, TransferReport):
-            if report is not None:
-                self._faults.append(f"report() returned {shown(report)}, which is no TransferReport")
-            report = TransferReport()
-        try:
-            return TransferReport(
-                frozenset(report.loaded) | self._loaded,
-                frozenset(report.released),
-                frozenset(report.failed_blocks) | self._failed_blocks,
-            )
-        finally:
-            self._loaded, self._failed_blocks = set(), set()
+            raise TypeError(f"it returned {shown(report)}, which is no TransferReport")
+        parts = (frozenset(report.loaded), frozenset(report.released), frozenset(report.failed_blocks))
+        if not all(type(id_) is int for part in parts for id_ in part):
+            raise TypeError(f"it returned {shown(report)}: an id is no integer")
+        return parts
 
     def take_faults(self) -> list[str]:
         """What was wrong with the connector since the last time, in words."""
@@ -108,16 +124,16 @@ class WorkerTransfers:
     def _fail_step(self) -> None:
         self._moving = False
         if self._step is not None:
-            self._failed_blocks |= self._step.sync_blocks
-            for load_id, blocks in self._step.loads.items():
-                self._failed_blocks |= blocks
-                self._loaded.add(load_id)
+            loads = self._step.loads
+            self._failed_blocks = self._failed_blocks.union(self._step.sync_blocks, *loads.values())
+            self._loaded = self._loaded.union(loads)
+            self._released = self._released.union(self._step.holds)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            self._faults.append(f"{name}() raised {type(error).__name__}: {error}")
+            self._faults.append(f"{name}() failed: {described(error)}")
             return None
 
 

@@ -92,10 +92,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class FilledBlock:
-    """An allocation block whose content has been computed for certain, and is not stored in the cache elsewhere.
+    """An allocation block whose content is certain and new to the cache: computed, or loaded.
 
-    It stays as it is at least until the step that is being planned has begun, longer if `TransferPlan.holds` says
-    so. column: which block of its sequence it is.
+    It stays as it is until `wait_for_save` of the step that is being planned has returned, longer if
+    `TransferPlan.holds` says so. column: which block of its sequence it is.
     """
 
     group: int
@@ -114,11 +114,16 @@ class ScheduledRow:
 
 
 class StepView(Protocol):
-    """The step that is being planned; it may have no rows. `filled`: blocks filled since the last one, empty for a
-    connector that is a consumer."""
+    """The step that is being planned; it may have no rows.
+
+    loads: the offers that the core took since the last one, with blocks for them: to be started in this step, or
+    never. filled: blocks filled since the last one; none for a connector that is a consumer.
+    """
 
     @property
     def step(self) -> int: ...
+    @property
+    def loads(self) -> Sequence[Load]: ...
     @property
     def rows(self) -> Sequence[ScheduledRow]: ...
     @property
@@ -167,6 +172,11 @@ class TransferReport:
         return bool(self.loaded or self.released or self.failed_blocks)
 
 
+def max_held_blocks(layout: KVCacheLayout) -> int:
+    """See `SchedulerContext.max_held_blocks`."""
+    return max(1, (layout.num_blocks - 1) // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
     """What a scheduler half is built with.
@@ -183,6 +193,12 @@ class SchedulerContext:
     max_model_len: int
     role: ConnectorRole
     new_id: Callable[[], int]
+
+    @property
+    def max_held_blocks(self) -> int:
+        """Different blocks that may be in holds at a time, half of the cache: a plan that would hold more is not
+        carried out, so that the engine goes on whatever becomes of transfers."""
+        return max_held_blocks(self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +232,10 @@ class SchedulerConnector(ABC):
         """
 
     @abstractmethod
-    def allocated(self, load: Load) -> None:
-        """The core took an offer and has blocks for it. The next `plan_transfers` must start this load."""
-
-    @abstractmethod
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
         """Once a step, after scheduling: what the worker halves are to load and store; None for nothing. Starts no
-        transfer itself. Also called for steps without rows, when there is something to store or to release."""
+        transfer itself. A load in `step.loads` that is impossible by now is still to be part of the payload, and to be
+        reported as failed. Also called for steps without rows, when somebody waits or there is something to store."""
 
     def request_finished(self, request: TransferView, block_ids: Sequence[Sequence[int]]) -> Retention:
         """The sequence has ended or was aborted, and its blocks are about to be freed. Its filled blocks that
@@ -252,7 +265,7 @@ class WorkerConnector(ABC):
     then per attention layer `wait_for_layer` (before it) and `save_layer` (after it), `wait_for_save`; every step
     ends with `report`.
 
-    What it raises makes the loads of the step failed ones; they must have ended by then.
+    What it raises ends the transfers of the step: its loads have failed, its holds are over, and nothing may go on.
     """
 
     @abstractmethod

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
 
-from llmkit.errors import shown
+from llmkit.errors import described, shown
 from llmkit.hookspecs.connector import (
-    Load,
     LoadOffer,
     Retention,
     SchedulerConnector,
@@ -70,33 +69,31 @@ class GuardedConnector:
         num_tokens = max(0, min(offer.num_tokens, longest))
         return LoadOffer(num_tokens, bool(offer.asynchronous)) if num_tokens else NOTHING
 
-    def allocated(self, load: Load) -> bool:
-        """Whether the connector took note of its blocks."""
-
-        def tell() -> bool:
-            self._half.allocated(load)
-            return True
-
-        return self._call("allocated", tell, False)
-
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
         """What the workers are to do; None also if the connector failed to say."""
         if self.breaker.open:
             return None
-        plan: object = self._call("plan_transfers", lambda: self._half.plan_transfers(step), None)
-        if plan is None or isinstance(plan, TransferPlan):
-            return plan
-        self.fault(f"plan_transfers() returned {shown(plan)}, which is no TransferPlan")
-        return None
+
+        def planned() -> TransferPlan | None:
+            plan: object = self._half.plan_transfers(step)
+            if plan is None:
+                return None
+            if not isinstance(plan, TransferPlan):
+                raise TypeError(f"it returned {shown(plan)}, which is no TransferPlan")
+            return TransferPlan(plan.payload, {hold: tuple(blocks) for hold, blocks in plan.holds.items()})
+
+        return self._call("plan_transfers", planned, None)
 
     def request_finished(self, request: TransferView, block_ids: tuple[tuple[int, ...], ...]) -> Retention:
         """What is kept of a sequence that has ended."""
-        nothing = Retention()
-        kept: object = self._call("request_finished", lambda: self._half.request_finished(request, block_ids), nothing)
-        if isinstance(kept, Retention) and isinstance(kept.params, Mapping | None):
-            return kept
-        self.fault(f"request_finished() returned {shown(kept)}, which is no Retention")
-        return nothing
+
+        def kept() -> Retention:
+            answer: object = self._half.request_finished(request, block_ids)
+            if not isinstance(answer, Retention):
+                raise TypeError(f"it returned {shown(answer)}, which is no Retention")
+            return Retention(tuple(answer.holds), None if answer.params is None else dict(answer.params))
+
+        return self._call("request_finished", kept, Retention())
 
     def preempted(self, request: TransferView) -> None:
         """A sequence has lost its blocks."""
@@ -133,7 +130,7 @@ class GuardedConnector:
         try:
             return call()
         except Exception as error:
-            self.fault(f"{name}() raised {type(error).__name__}: {error}")
+            self.fault(f"{name}() failed: {described(error)}")
             return default
         finally:
             timing.add(perf_counter() - start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmkit.hookspecs.connector import Load, LoadOffer
+from llmkit.hookspecs.connector import Load, LoadOffer, max_held_blocks
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.requests.request import Request, RequestStatus
 from llmkit.scheduling.guarded_connector import NOTHING, GuardedConnector
@@ -57,9 +57,10 @@ class LoadRequests:
         self._parked: dict[Request, None] = {}
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Use this manager from now on."""
+        """Use this manager from now on; nobody waits."""
         self._manager = manager
         self._parked.clear()
+        self._records.clear()
 
     def __contains__(self, request: Request) -> bool:
         """Whether `request` waits for an answer or for an asynchronous load."""
@@ -82,6 +83,8 @@ class LoadRequests:
             return NOTHING
         record = self._records.setdefault(request, _Record())
         if record.refused or record.num_loads >= MAX_LOADS:
+            return NOTHING
+        if self._loads.num_abandoned_blocks > max_held_blocks(self._kv.layout):
             return NOTHING
         if not self._comes_anyway(request, num_computed_tokens):
             view = SequenceView(request, self._kv)
@@ -121,32 +124,26 @@ class LoadRequests:
             del self._parked[request]
         return answered[::-1]
 
-    def begin(self, request: Request, num_computed_tokens: int, offer: LoadOffer) -> bool:
-        """Load `offer` into the blocks that `request` holds; False if the connector fails to take note."""
+    def begin(self, request: Request, num_computed_tokens: int, offer: LoadOffer) -> None:
+        """Load `offer` into the blocks that `request` holds, with the step that is being planned."""
         assert self._connector is not None
-        size, record = self._kv.block_size, self._records[request]
+        size = self._kv.block_size
         first, last = num_computed_tokens // size, (num_computed_tokens + offer.num_tokens) // size
         tables = tuple(table[:last] for table in tables_of(self._kv, request))
-        load_id = self._connector.new_id()
-        view = SequenceView(request, self._kv)
-        load = Load(load_id, view, num_computed_tokens, offer.num_tokens, tables, offer.asynchronous)
-        if not self._connector.allocated(load):
-            record.refused = True
-            return False
-        record.num_loads += 1
-        self._loads.begin(
-            PendingLoad(
-                load_id,
-                request,
-                num_computed_tokens,
-                offer.num_tokens,
-                written_columns(tables, first),
-                frozenset(self._kv.block_hashes(request, last)[first:]),
-                offer.asynchronous,
-                self._clock() + self._timeout_s,
-            )
+        load = Load(
+            self._connector.new_id(),
+            SequenceView(request, self._kv),
+            num_computed_tokens,
+            offer.num_tokens,
+            tables,
+            offer.asynchronous,
         )
-        return True
+        hashes = frozenset(self._kv.block_hashes(request, last)[first:])
+        self._records[request].num_loads += 1
+        self._loads.begin(PendingLoad(load, request, written_columns(tables, first), hashes, self._deadline()))
+
+    def _deadline(self) -> float:
+        return self._clock() + self._timeout_s
 
     def entered(self, request: Request, num_local_tokens: int) -> None:
         """`request` runs, or begins to load; the cache itself had so many of its tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from llmkit.hookspecs.connector import Load
 from llmkit.kv_cache.block_pool import NULL_BLOCK
 from llmkit.requests.request import Request
 
@@ -13,19 +14,24 @@ from llmkit.requests.request import Request
 class PendingLoad:
     """A load that a connector has been told of.
 
-    request: None once nobody waits for it. first_token, num_tokens: what it brings. columns: block → column of its
-    sequence, for the blocks that it writes to. hashes: contents that it brings. deadline: until when it is waited for.
+    load: as the connector knows it. request: None once nobody waits for it. columns: block → column of its sequence,
+    for the blocks that it writes to. hashes: contents that it brings. deadline: until when it is waited for.
     """
 
-    load_id: int
+    load: Load
     request: Request | None
-    first_token: int
-    num_tokens: int
     columns: dict[int, int]
     hashes: frozenset[bytes]
-    asynchronous: bool
     deadline: float
     failed: set[int] = field(default_factory=set)
+
+    @property
+    def load_id(self) -> int:
+        return self.load.load_id
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.load.asynchronous
 
     def fail(self) -> None:
         """None of its blocks holds anything usable."""
@@ -35,7 +41,7 @@ class PendingLoad:
         """Tokens from the start of the sequence that are in the cache now that the load has ended: up to the first
         block that failed."""
         if not self.failed:
-            return self.first_token + self.num_tokens
+            return self.load.first_token + self.load.num_tokens
         return min(self.columns[block] for block in self.failed) * block_size
 
 
@@ -80,6 +86,11 @@ class PendingLoads:
         return iter(list(self._by_id.values()))
 
     @property
+    def num_abandoned_blocks(self) -> int:
+        """Blocks of loads that nobody waits for."""
+        return sum(len(load.columns) for load in self._by_id.values() if load.request is None)
+
+    @property
     def unfinished(self) -> list[PendingLoad]:
         """Those that do not end with a step that has been sent."""
         return [*self._new, *self._by_id.values()]
@@ -107,17 +118,15 @@ class PendingLoads:
         """Whether a load that somebody waits for brings this content."""
         return block_hash in self._hashes
 
-    def take_new(self) -> list[PendingLoad]:
-        """Those to be sent with the next step: to be followed by `sent` or `end` for each."""
+    def send_new(self, step: int) -> list[PendingLoad]:
+        """Those that go with `step`."""
         new, self._new = self._new, []
+        for load in new:
+            if load.asynchronous:
+                self._by_id[load.load_id] = load
+            else:
+                self._of_step.setdefault(step, []).append(load)
         return new
-
-    def sent(self, load: PendingLoad, step: int) -> None:
-        """`load` goes with `step`."""
-        if load.asynchronous:
-            self._by_id[load.load_id] = load
-        else:
-            self._of_step.setdefault(step, []).append(load)
 
     def fail(self, blocks: Collection[int], sync: Iterable[PendingLoad]) -> set[int]:
         """These blocks hold nothing usable. Returns those that neither a load of `sync` nor an asynchronous one

@@ -55,14 +55,16 @@ class BlockUpdate:
 class StepTransfers:
     """What a connector's worker halves are told in a step.
 
-    payload: the connector's own; None: nothing is to be moved. sync_blocks: blocks that must be loaded before this
-    step attends to them. loads: asynchronous loads that begin, by id, and their blocks. cancelled: ids of those that
-    nobody waits for any more. wait_s: seconds to wait for a transfer, in a step that computes nothing.
+    payload: the connector's own; None: nothing is moved, and loads that belong to this step fail. sync_blocks: blocks
+    that must be loaded before this step attends to them. loads: asynchronous loads that begin, by id, and their blocks.
+    holds: ids of those that begin. cancelled: ids of loads that nobody waits for any more. wait_s: seconds to wait for
+    a transfer, in a step that computes nothing.
     """
 
     payload: Any = None
     sync_blocks: frozenset[int] = frozenset()
     loads: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    holds: tuple[int, ...] = ()
     cancelled: tuple[int, ...] = ()
     wait_s: float = 0.0
 

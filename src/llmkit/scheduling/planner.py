@@ -197,9 +197,11 @@ class Planner:
         also leave the queue to wait for the connector."""
         limit = batch.budget
         offer: LoadOffer | None = None
+        offered_at = -1
         while True:
             start = self._memory.start(request)
-            offer = offer or self._offer(request, start)
+            if offer is None or (offer is not NOTHING and start.num_computed_tokens != offered_at):
+                offer, offered_at = self._offer(request, start), start.num_computed_tokens
             if offer is None:
                 self._lifecycle.park(request)
                 return True
@@ -210,11 +212,7 @@ class Planner:
                 if not num_new:
                     return False
             if self._memory.place(request, start, computed + num_new, offer.num_tokens):
-                if offer is NOTHING or self._transfers.requests.begin(request, start.num_computed_tokens, offer):
-                    break
-                self._memory.free(request)
-                offer = NOTHING
-                continue
+                break
             if self._memory.give_up_kept():
                 continue
             if not alone:
@@ -230,6 +228,8 @@ class Planner:
                 limit, offer = batch.budget, None
             else:
                 return False
+        if offer is not NOTHING:
+            self._transfers.requests.begin(request, start.num_computed_tokens, offer)
         if offer.asynchronous:
             self._lifecycle.load(request)
         else:
@@ -238,8 +238,11 @@ class Planner:
         return True
 
     def _offer(self, request: Request, start: Start) -> LoadOffer | None:
-        """What to load behind `start`. Not for a fork, nor for prompts whose tokens have to be scored."""
-        return NOTHING if start.hit is None else self._transfers.requests.offer(request, start.num_computed_tokens)
+        """What to load behind `start`. Not for a fork, for prompts whose tokens have to be scored, nor for what comes
+        back from the host."""
+        if start.hit is None or self._memory.is_swapped(request):
+            return NOTHING
+        return self._transfers.requests.offer(request, start.num_computed_tokens)
 
     def _runs(self, batch: PlanBuilder, request: Request, start: Start, computed: int, num_new: int) -> None:
         self._queue.pop(request)
@@ -268,14 +271,15 @@ class Planner:
 
     def _end_stuck(self, request: Request) -> None:
         """Nothing else holds blocks and still `request` finds no room."""
-        if request.num_output_tokens:
+        held = self._transfers.holds_blocks
+        if request.num_output_tokens and not held:
             self._lifecycle.end_with_news(request, "length")
             return
         self._lifecycle.end_with_news(
             request,
             "error",
-            f"The KV cache has no room for the {request.num_tokens} tokens of this request, "
-            f"although nothing else runs.",
+            f"The KV cache has no room for the {request.num_tokens} tokens of this request, although nothing else "
+            f"runs{' but transfers of the connector, which do not end' if held else ''}.",
         )
 
     def _load(self, batch: PlanBuilder) -> Load:

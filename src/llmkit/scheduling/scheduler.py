@@ -41,7 +41,8 @@ class Scheduler:
 
     Plans may be made ahead of results, up to `max_concurrent_steps` of them; results must be applied in the order
     of the plans. The parts, each with its own state: `queue` (who waits), `running` (who runs, slots), `memory`
-    (blocks), lifecycle (unfinished requests); the planner and the step results work on them.
+    (blocks), lifecycle (unfinished requests), `transfers` (what is under way to and from a connector); the planner and
+    the step results work on them. landed_step: the last one whose result has been applied.
 
     on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
     policy_breaker: counts the policy's faults; one of its own by default. connector: the deciding half of a connector.
@@ -87,7 +88,7 @@ class Scheduler:
             )
         self._connect_parts()
         self._next_step = 0
-        self._landed_step = -1
+        self.landed_step = -1
 
     def _connect_parts(self) -> None:
         self.transfers.bind(self.manager)
@@ -130,8 +131,8 @@ class Scheduler:
         """The next step; None if there is nothing to compute, and nothing to move, now."""
         self._settle_loads()
         self._lifecycle.settle_grammars()
-        batch = self._planner.choose(self._next_step, self._landed_step)
-        transfers = self.transfers.plan(self._next_step, batch, idle=self._landed_step == self._next_step - 1)
+        batch = self._planner.choose(self._next_step, self.landed_step)
+        transfers = self.transfers.plan(self._next_step, batch, idle=self.landed_step == self._next_step - 1)
         if not batch.requests and transfers is None:
             return None
         swaps = self.manager.swap_space.take_copies()
@@ -150,7 +151,7 @@ class Scheduler:
         nothing has changed then, and `fail` must follow."""
         self.take_report(plan, result)
         outputs = self._results.apply(plan, result)
-        self._landed_step = plan.step
+        self.landed_step = plan.step
         return outputs
 
     def take_report(self, plan: StepPlan, result: StepResult | None) -> None:
@@ -163,7 +164,7 @@ class Scheduler:
         """The oldest plan that has no result has failed: its requests end with `message`."""
         self._results.fail(plan, message)
         self.take_report(plan, None)
-        self._landed_step = plan.step
+        self.landed_step = plan.step
 
     def start_over(self, message: str) -> None:
         """Some call above was broken off, nobody knows how far it had got: every unfinished request ends with
@@ -180,7 +181,7 @@ class Scheduler:
         if not in_order:
             self._begin_anew()
         self.running.remove_all_slots()
-        self._landed_step = self._next_step - 1
+        self.landed_step = self._next_step - 1  # the results of steps on their way are not applied any more
         self._lifecycle.tell(last_words)
 
     def _begin_anew(self) -> None:

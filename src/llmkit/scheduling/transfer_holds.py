@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from llmkit.hookspecs.connector import FilledBlock
+from llmkit.hookspecs.connector import FilledBlock, max_held_blocks
 from llmkit.kv_cache.manager import KVCacheManager
 
 
@@ -79,6 +79,9 @@ class TransferHolds:
                 return "a hold's id is not a new one"
             if not isinstance(blocks, Sequence) or not all(self._is_in_use(block) for block in blocks):
                 return "a hold names blocks that nobody uses"
+        held = set().union(*self._holds.values(), *holds.values())
+        if len(held) > max_held_blocks(self._kv.layout):
+            return f"{len(held)} blocks would be held, more than may be"
         return None
 
     def _is_in_use(self, block: object) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from llmkit.hookspecs.connector import FilledBlock, ScheduledRow
+from llmkit.hookspecs.connector import FilledBlock, Load, ScheduledRow
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.requests.request import Request, View
+from llmkit.scheduling.plan_builder import PlanBuilder
 
 
 class SequenceView(View):
@@ -44,20 +45,21 @@ class SequenceView(View):
 class PlannedStep:
     """A step that is being planned: `llmkit.hookspecs.connector.StepView`. Rows are made when they are asked for."""
 
-    __slots__ = ("_manager", "_num_new", "_requests", "_rows", "filled", "step")
+    __slots__ = ("_manager", "_num_new", "_requests", "_rows", "filled", "loads", "step")
 
     def __init__(
         self,
         step: int,
-        requests: Sequence[Request],
-        num_new: Sequence[int],
+        batch: PlanBuilder,
+        loads: Sequence[Load],
         filled: Sequence[FilledBlock],
         manager: KVCacheManager,
     ) -> None:
         self.step = step
+        self.loads = tuple(loads)
         self.filled = tuple(filled)
-        self._requests = requests
-        self._num_new = num_new
+        self._requests = batch.requests
+        self._num_new = batch.num_new
         self._manager = manager
         self._rows: tuple[ScheduledRow, ...] | None = None
 

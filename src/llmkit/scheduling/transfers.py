@@ -75,6 +75,8 @@ class Transfers:
     def bind(self, manager: KVCacheManager) -> None:
         """Use this manager from now on, in which nothing is held yet. What is under way keeps its blocks."""
         self._manager = manager
+        self._ended.clear()
+        self._stuck = None
         self.requests.bind(manager)
         self.holds.bind(manager)
         for load in self._loads.unfinished:
@@ -165,43 +167,33 @@ class Transfers:
         elif not self.has_news and not (idle and self.waits):
             return None
         self._asked = False
-        payload = self._payload(step, batch)
-        loads = self._loads.take_new()
-        if payload is None and loads:
-            self._never_started(loads)
-            loads = []
-        for load in loads:
-            self._loads.sent(load, step)
+        loads = self._loads.send_new(step)
+        payload, holds = self._planned(step, batch, loads)
+        if payload is None and loads and not self.connector.breaker.open:
+            self.connector.fault("plan_transfers() left out loads that it was told of")
         cancelled, self._cancelled = tuple(self._cancelled), []
-        if rows and payload is None and not cancelled:
+        if rows and payload is None and not loads and not cancelled:
             return None
         return StepTransfers(
             payload,
             frozenset(block for load in loads if not load.asynchronous for block in load.columns),
             {load.load_id: frozenset(load.columns) for load in loads if load.asynchronous},
+            holds,
             cancelled,
-            0.0 if rows or payload is not None or self._ended else POLL_S,
+            0.0 if rows or payload is not None or loads or self._ended else POLL_S,
         )
 
-    def _payload(self, step: int, batch: PlanBuilder) -> Any:
+    def _planned(self, step: int, batch: PlanBuilder, loads: list[PendingLoad]) -> tuple[Any, tuple[int, ...]]:
+        """The connector's payload and the ids of its holds."""
         assert self.connector is not None
         self._has_retained = False
-        filled = self.holds.peek_filled()
-        plan = self.connector.plan_transfers(PlannedStep(step, batch.requests, batch.num_new, filled, self._kv))
+        view = PlannedStep(step, batch, [load.load for load in loads], self.holds.peek_filled(), self._kv)
+        plan = self.connector.plan_transfers(view)
         wrong = None if plan is None else self.holds.add(plan.holds)
         self.holds.drop_filled()
         if wrong is not None:
             self.connector.fault(f"plan_transfers(): {wrong}")
-        return None if plan is None or wrong is not None else plan.payload
-
-    def _never_started(self, loads: list[PendingLoad]) -> None:
-        """The connector took note of these loads, and then did not plan them."""
-        assert self.connector is not None
-        if not self.connector.breaker.open:
-            self.connector.fault("plan_transfers() left out loads that it was told of")
-        for load in loads:
-            load.fail()
-            self._end(load)
+        return (None, ()) if plan is None or wrong is not None else (plan.payload, tuple(plan.holds))
 
     def landed(self, plan: StepPlan, result: StepResult | None) -> None:
         """A step's report is in `result`; None if the step has failed."""
@@ -225,7 +217,7 @@ class Transfers:
 
     def _take(self, report: TransferReport, sync: list[PendingLoad]) -> None:
         assert self.connector is not None
-        unknown: set[object] = set(self._loads.fail(report.failed_blocks, sync))
+        unknown = self._loads.fail(report.failed_blocks, sync)
         for load_id in report.loaded:
             load = self._loads.find(load_id)
             if load is None:
@@ -234,7 +226,7 @@ class Transfers:
                 self._end(load)
         unknown |= self.holds.release(report.released)
         if unknown:
-            self.connector.fault(f"report() named what it was never given: {shown(sorted(map(str, unknown)))}")
+            self.connector.fault(f"report() named what it was never given: {shown(unknown)}")
 
     def _end(self, load: PendingLoad) -> None:
         """Nothing writes to the blocks of `load` any more."""
@@ -246,7 +238,7 @@ class Transfers:
             self._kv.release(load.columns)
         elif request.status is not RequestStatus.FINISHED:
             usable = load.num_usable_tokens(self._kv.block_size)
-            self.counts.hit_tokens += usable - load.first_token
+            self.counts.hit_tokens += usable - load.load.first_token
             if load.failed:
                 self.requests.refuse(request)
             if load.failed or load.asynchronous:
@@ -263,7 +255,7 @@ class Transfers:
                 load.fail()
                 self._let_go(load)
                 self.requests.refuse(request)
-                self._ended.append(EndedLoad(request, load.first_token, True, True))
+                self._ended.append(EndedLoad(request, load.load.first_token, True, True))
         ended, self._ended = self._ended, []
         return ended
 

@@ -165,8 +165,8 @@ class FakeExecutor(Executor):
             current = self._queue.popleft()
             try:
                 current.outcome = self._execute(current.plan)
-            except Exception as error:
-                current.outcome = error
+            except BaseException as error:
+                current.outcome = error if isinstance(error, Exception) else RuntimeError("interrupted")
                 for slot in current.plan.slots.tolist():
                     if slot in self._slots:
                         self._slots[slot].lost = True
@@ -174,6 +174,8 @@ class FakeExecutor(Executor):
                     self._host_cache[host] = -1  # a failed step may have written anything
                 if isinstance(error, PlanError):
                     self.violations.append(error)
+                if not isinstance(error, Exception):
+                    raise
 
     def _violation(self, message: str) -> None:
         raise PlanError(message)

@@ -98,7 +98,7 @@ class MemoryScheduler(SchedulerConnector):
         self._store = store
         self._context = context
         self._asynchronous = asynchronous
-        self._new_loads: list[Load] = []
+        self._held: dict[int, int] = {}
 
     def offer(self, request: TransferView, num_computed_tokens: int) -> LoadOffer | None:
         layout = self._context.layout
@@ -108,21 +108,20 @@ class MemoryScheduler(SchedulerConnector):
         blocks = loadable_blocks(layout, hashes, cached, available)
         return LoadOffer(blocks * layout.block_size, self._asynchronous)
 
-    def allocated(self, load: Load) -> None:
-        self._new_loads.append(load)
-
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
-        loads, self._new_loads = self._new_loads, []
         key = self._context.fingerprint
         saves = tuple(
             (block.group, block.block_id, block.block_hash)
             for block in step.filled
             if (key, block.group, block.block_hash) not in self._store.blocks
         )
-        if not loads and not saves:
+        saves = saves[: self._context.max_held_blocks - self._num_held]
+        if not step.loads and not saves:
             return None
         hold_id = self._context.new_id() if saves else None
-        payload = MemoryTransfers(saves, hold_id, tuple(self._planned(load) for load in loads))
+        if hold_id is not None:
+            self._held[hold_id] = len(saves)
+        payload = MemoryTransfers(saves, hold_id, tuple(self._planned(load) for load in step.loads))
         return TransferPlan(payload, {} if hold_id is None else {hold_id: [block for _, block, _ in saves]})
 
     def _planned(self, load: Load) -> tuple[int, bool, tuple[Move, ...]]:
@@ -136,6 +135,14 @@ class MemoryScheduler(SchedulerConnector):
             if table[column]
         )
         return load.load_id, load.asynchronous, moves
+
+    @property
+    def _num_held(self) -> int:
+        return sum(self._held.values())
+
+    def update(self, report: TransferReport) -> None:
+        for hold_id in report.released:
+            self._held.pop(hold_id, None)
 
     def reset(self) -> None:
         self._store.blocks.clear()
@@ -210,6 +217,10 @@ class MemoryWorker(WorkerConnector):
         self._jobs.clear()
         self._caches = ()
 
+    def is_lost(self, block_hash: bytes) -> bool:
+        """Whether this block cannot be loaded."""
+        return self._store.fails(block_hash)
+
     def _pages(self, layer: int, block: int) -> torch.Tensor:
         pages = self._layout.pages_per_block
         return self._caches[layer][block * pages : (block + 1) * pages]
@@ -226,7 +237,7 @@ class MemoryWorker(WorkerConnector):
         failed = set()
         for group, block, block_hash in moves:
             content = self._store.blocks.get((self._context.fingerprint, group, block_hash), {})
-            if self._store.fails(block_hash) or self._context.rank not in content:
+            if self.is_lost(block_hash) or self._context.rank not in content:
                 failed.add(block)
                 continue
             for layer, values in zip(self._layout.groups[group].layers, content[self._context.rank], strict=True):

@@ -47,16 +47,23 @@ class ModelTrial:
     def step(self, tokens: Sequences) -> dict[int, torch.Tensor]:
         """Append tokens to sequences in one pass; sequence → float32 logits [t, vocabulary] of each of them, on the
         host."""
+        logits = self.logits(tokens)
+        return dict(zip(tokens, torch.split(logits, [len(ids) for ids in tokens.values()]), strict=True))
+
+    def logits(self, tokens: Sequences, output_rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Append tokens to sequences in one pass: logits of them all, one sequence after the other. output_rows: the
+        only ones that are wanted, as `ForwardContext.output_rows`; a model may return the others, too."""
         rows = [(sequence, len(ids)) for sequence, ids in tokens.items()]
         metadata = self.backend.plan(self.pool.step(rows, self.device))
-        context = ForwardContext(self.backend, [metadata] * len(self.caches), self.caches)
+        context = ForwardContext(self.backend, [metadata] * len(self.caches), self.caches, output_rows)
         ids = torch.cat(list(tokens.values())).to(self.device)
         with torch.inference_mode():
             hidden = self.model.forward(ids, self.pool.positions(rows).to(self.device), context)
             logits = self.model.logits(hidden)
-        assert hidden.shape[0] == len(ids), f"{hidden.shape[0]} hidden states for {len(ids)} tokens"
+        allowed = {len(ids)} if output_rows is None else {len(ids), len(output_rows)}
+        assert hidden.shape[0] in allowed, f"{hidden.shape[0]} hidden states for {len(ids)} tokens"
         assert logits.dtype is torch.float32, f"logits are {logits.dtype}, not float32"
-        return dict(zip(tokens, torch.split(logits.cpu(), [n for _, n in rows]), strict=True))
+        return logits.cpu()
 
     def run(self, sequences: Sequences, chunks: Sequence[Mapping[int, int]]) -> dict[int, torch.Tensor]:
         """Feed whole sequences, each step taking so many tokens of each; sequence → logits of all its tokens."""

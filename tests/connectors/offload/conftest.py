@@ -142,8 +142,7 @@ class Rig:
             return 0
         load_id = next(self.ids)
         tables = tuple(tuple(table) for table in sequence.tables)
-        self.scheduler.allocated(Load(load_id, sequence, 0, num_tokens, tables, True))
-        self.plan()
+        self.plan(loads=[Load(load_id, sequence, 0, num_tokens, tables, True)])
         self.until(lambda: load_id in self.ended)
         hashes = sequence.block_hashes()
         usable = num_tokens // self.layout.block_size
@@ -166,9 +165,10 @@ class Rig:
                     filled.append(FilledBlock(group, table[column], content_hash, column))
         self.plan(filled)
 
-    def plan(self, filled: Sequence[FilledBlock] = ()) -> None:
+    def plan(self, filled: Sequence[FilledBlock] = (), loads: Sequence[Load] = ()) -> None:
         self.step += 1
-        plan = self.scheduler.plan_transfers(SimpleNamespace(step=self.step, rows=(), filled=tuple(filled)))
+        step = SimpleNamespace(step=self.step, rows=(), loads=tuple(loads), filled=tuple(filled))
+        plan = self.scheduler.plan_transfers(step)
         if plan is not None:
             assert not set(plan.holds) & set(self.holds)
             self.holds |= {hold: list(blocks) for hold, blocks in plan.holds.items()}

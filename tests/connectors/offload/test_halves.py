@@ -184,8 +184,7 @@ def test_a_cancelled_load_is_reported_and_its_slots_are_free_again(make_rig: Mak
     sequence = rig.sequence(PROMPT)
     offer = rig.offer(sequence)
     sequence.tables = [[rig.take() for _ in range(10)]]
-    rig.scheduler.allocated(Load(77, sequence, 0, offer, (tuple(sequence.tables[0]),), True))
-    rig.plan()
+    rig.plan(loads=[Load(77, sequence, 0, offer, (tuple(sequence.tables[0]),), True)])
     rig.take_report()
     assert 77 not in rig.ended
     rig.worker.cancel([77, 78])

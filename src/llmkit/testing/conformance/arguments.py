@@ -39,7 +39,7 @@ def default_arguments(
     is its architecture. Imports torch for a model only."""
     makers: dict[str, dict[str, Callable[[], Any]]] = {
         "connector": {"build": lambda: _connector_builder(registry, environment)},
-        "model": {"context": lambda: small_context(registry, environment, name)},
+        "model": {"context": lambda: _example_context(registry, environment, name)},
         "structured": {"vocabulary": small_vocabulary},
         "weights": {"seed": lambda: 0},
     }
@@ -67,6 +67,13 @@ def small_context(registry: Registry, environment: Environment, architecture: st
         kernels=cast("KernelTable", registry.create("kernels", "auto", environment)),
         quantization=cast("QuantizationMethod", registry.create("quantization", "auto", environment)),
     )
+
+
+def _example_context(registry: Registry, environment: Environment, name: str) -> ModelContext:
+    from llmkit.testing.conformance.model_examples import context_for, example_config
+
+    plugin = registry.load("model", name)
+    return context_for(example_config(plugin), plugin, registry, environment)
 
 
 def _connector_builder(registry: Registry, environment: Environment) -> ConnectorBuilder:

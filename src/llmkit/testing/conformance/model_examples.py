@@ -48,9 +48,11 @@ def shrunk_config(architecture: str) -> dict[str, Any] | None:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    model_type = next((kind for kind, name in NAMES.items() if name == architecture), None)
-    if model_type is None:
+    kinds = [kind for kind, name in NAMES.items() if name == architecture]
+    if not kinds:
         return None
+    # Some architectures serve several types of model; the one that they are called after comes first.
+    model_type = min(kinds, key=lambda kind: not architecture.lower().startswith(kind.replace("_", "")))
     config_class = CONFIG_MAPPING[model_type]
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     config = config_class(**{key: value for key, value in SHRUNK.items() if key in known})
