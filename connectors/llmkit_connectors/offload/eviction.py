@@ -1,14 +1,15 @@
 """Which block leaves when the host tier is full: least recently used, or ARC.
 
 A policy orders the keys of the blocks that are there; it holds no blocks. Every call takes constant time, except that
-`victim` steps over keys which may not leave now.
+`victim` passes over keys which may not leave now; these then count as young, so that the next call does not meet them
+again.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 Key = Hashable
@@ -159,5 +160,10 @@ def make_policy(name: PolicyName, capacity: int) -> EvictionPolicy:
     return AdaptiveReplacement(capacity) if name == "arc" else LeastRecentlyUsed()
 
 
-def _oldest(keys: Iterable[Key], may_leave: MayLeave) -> Key | None:
-    return next((key for key in keys if may_leave(key)), None)
+def _oldest(keys: OrderedDict[Key, None], may_leave: MayLeave) -> Key | None:
+    for _ in range(len(keys)):
+        key = next(iter(keys))
+        if may_leave(key):
+            return key
+        keys.move_to_end(key)
+    return None

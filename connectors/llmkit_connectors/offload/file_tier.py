@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -38,10 +39,10 @@ class StoreOutcome(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileTierStats:
-    """Counters since the tier was opened, in blocks and bytes of payload; num_files and num_bytes are what is known
-    to be there now, headers included."""
+    """Counts since the tier was opened, in blocks and bytes of payload; num_files and num_bytes are what is known to be
+    there now, headers included."""
 
     hits: int = 0
     misses: int = 0
@@ -77,6 +78,7 @@ class FileTier:
         self._index = FileIndex()
         self._reserved = 0  # bytes of files that are being written
         self._stats = FileTierStats()
+        self._changes: Counter[str] = Counter()
         self._listing = threading.Lock()
         self._relist_at = float("-inf")
         self._pause_until = float("-inf")
@@ -161,9 +163,21 @@ class FileTier:
         return outcome
 
     def stats(self) -> FileTierStats:
-        """A snapshot of the counters."""
+        """A snapshot of the numbers."""
         with self._lock:
-            return replace(self._stats, num_files=len(self._index), num_bytes=self._index.num_bytes)
+            self._stats.num_files, self._stats.num_bytes = len(self._index), self._index.num_bytes
+            return replace(self._stats)
+
+    def take_changes(self) -> dict[str, int]:
+        """How the numbers have changed since the last call, by name; costs next to nothing if they have not."""
+        with self._lock:
+            self._changes["num_files"] += len(self._index) - self._stats.num_files
+            self._changes["num_bytes"] += self._index.num_bytes - self._stats.num_bytes
+            self._stats.num_files, self._stats.num_bytes = len(self._index), self._index.num_bytes
+            if not any(self._changes.values()):
+                return {}
+            changes, self._changes = self._changes, Counter()
+        return {name: change for name, change in changes.items() if change}
 
     # Steps of the above
 
@@ -214,13 +228,16 @@ class FileTier:
 
     def _list_if_due(self) -> None:
         """Bring the index up to date with the storage, if the last time is long ago; one thread does it at a time."""
-        if self._limit is None or self._clock() < self._relist_at:
+        if self._clock() < self._relist_at:
             return
         with self._listing:
             started = self._clock()
             if started < self._relist_at:
                 return
             self._medium.sweep()
+            if self._limit is None:
+                self._relist_at = float("inf")
+                return
             with self._lock:
                 self._index.listing_begins()
             listed = [file for file in self._medium.files() if _BLOCK_NAME.match(file.name)]
@@ -259,8 +276,9 @@ class FileTier:
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            counts = {name: getattr(self._stats, name) + number for name, number in more.items()}
-            self._stats = replace(self._stats, **counts)
+            self._changes.update(more)
+            for name, number in more.items():
+                setattr(self._stats, name, getattr(self._stats, name) + number)
 
 
 def _name(space: bytes, key: BlockKey) -> str:

@@ -88,7 +88,7 @@ class Folder(Medium):
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """The files below `folder`; a folder that is not there, or that vanishes, has none."""
+    """The files below `folder`; a folder that is not there, that vanishes or that is not for us has none."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -96,7 +96,7 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
                     yield from _entries(entry.path)
                 else:
                     yield entry
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
 
 

@@ -6,6 +6,7 @@ same slots for the same blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from llmkit_connectors.offload.block_key import BlockKey
@@ -17,18 +18,27 @@ class HostBlock:
     """A block in the host tier, or one that is on its way there.
 
     slot: where its bytes are. users: transfers that read or write the slot; while there are any it is not given to
-    another block. ready: whether the bytes are there. forgotten: not to be found any more, only finished.
+    another block. ready: whether the bytes are there. forgotten: not to be found any more, only finished. parent: the
+    block before it in its sequence, if that was there when it came. num_children: blocks whose parent it is.
     """
 
     key: BlockKey
     slot: int
+    parent: HostBlock | None = None
+    num_children: int = 0
     users: int = 1
     ready: bool = False
     forgotten: bool = False
 
 
 class HostIndex:
-    """Slots 0 to num_slots - 1. Used from one thread."""
+    """Slots 0 to num_slots - 1. Used from one thread.
+
+    A block is of use only together with all before it in its sequence. Where these are not kept anywhere else, it says
+    which one is its parent when it comes: a parent does not leave before its children, never makes room for one, and
+    once it is missing nothing leaves for those behind it. So of a sequence that is longer than the tier, the beginning
+    stays.
+    """
 
     def __init__(self, num_slots: int, policy: PolicyName) -> None:
         """num_slots: at least 1."""
@@ -52,19 +62,27 @@ class HostIndex:
         """The block, ready or on its way; None if there is none."""
         return self._blocks.get(key)
 
-    def reserve(self, key: BlockKey) -> HostBlock | None:
+    def reserve(self, key: BlockKey, parent_hash: bytes | None = None) -> HostBlock | None:
         """A slot for a block that is not there, with one user, who fills it; the block that leaves next gives it up if
-        need be. None if every slot is in use."""
+        need be. None if no block may leave now. parent_hash: of the block before it in its sequence, if it is of no use
+        without that."""
+        parent = None if parent_hash is None else self._blocks.get(BlockKey(key.group, parent_hash))
+        if parent is not None:
+            parent.num_children += 1
         if self._free:
             slot = self._free.pop()
+        elif parent is None and parent_hash is not None:
+            return None
         else:
             victim = self._policy.victim(key, self._may_leave)
             if victim is None:
+                if parent is not None:
+                    parent.num_children -= 1
                 return None
             assert isinstance(victim, BlockKey)
-            slot = self._blocks.pop(victim).slot
+            slot = self._take_out(victim).slot
             self.num_evictions += 1
-        block = HostBlock(key, slot)
+        block = HostBlock(key, slot, parent)
         self._blocks[key] = block
         self._policy.insert(key)
         return block
@@ -108,13 +126,25 @@ class HostIndex:
         assert all(0 <= slot < self._num_slots for slot in [*held, *self._free]), "a slot is out of range"
         assert len(self._policy) == len(self._blocks), f"{len(self._policy)} keys are ordered, {len(held)} are there"
         assert all(block.users >= 0 and not block.forgotten for block in self._blocks.values()), "users are miscounted"
+        children = Counter(id(block.parent) for block in self._blocks.values() if block.parent is not None)
+        assert all(block.num_children == children[id(block)] for block in self._blocks.values()), (
+            "children are miscounted"
+        )
 
     def _may_leave(self, key: object) -> bool:
         assert isinstance(key, BlockKey)
-        return not self._blocks[key].users
+        block = self._blocks[key]
+        return not block.users and not block.num_children
+
+    def _take_out(self, key: BlockKey) -> HostBlock:
+        block = self._blocks.pop(key)
+        if block.parent is not None:
+            block.parent.num_children -= 1
+            block.parent = None
+        return block
 
     def _forget(self, block: HostBlock) -> None:
-        del self._blocks[block.key]
+        self._take_out(block.key)
         block.forgotten = True
         if not block.users:
             self._free.append(block.slot)

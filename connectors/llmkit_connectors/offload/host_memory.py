@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from llmkit.errors import OutOfMemoryError
@@ -26,12 +28,17 @@ class HostMemory:
         """Raises OutOfMemoryError."""
         size = num_slots * slot_bytes
         try:
+            if size > psutil.virtual_memory().total:
+                raise OSError("this machine does not have so much memory")
             self._memory = mmap.mmap(-1, max(size, 1))
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemoryError(
                 f"The host tier of the offload connector cannot have its {size} bytes: {error}.",
                 hint="Lower the option host_gib.",
             ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages; nothing is lost
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._slots = np.frombuffer(self._memory, np.uint8, size).reshape(num_slots, slot_bytes)
         self._pinned = pinned and _pin(self._slots)
 

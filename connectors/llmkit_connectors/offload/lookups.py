@@ -33,9 +33,9 @@ class _Question:
     answer: Found | None = None
     valid_until: float = float("inf")
 
-    def asks_for(self, hashes: Sequence[bytes]) -> bool:
-        """The last hash stands for all tokens; how many there are says where they begin."""
-        return len(self.hashes) == len(hashes) and self.hashes[-1:] == tuple(hashes[-1:])
+    def covers(self, hashes: Sequence[bytes]) -> bool:
+        """Whether `hashes` are the end of what was asked: the last one stands for all tokens before it."""
+        return len(self.hashes) >= len(hashes) and self.hashes[-1:] == tuple(hashes[-1:])
 
 
 class FileLookups:
@@ -61,7 +61,7 @@ class FileLookups:
     def ask(self, sequence_number: int, spaces: Sequence[bytes], hashes: Sequence[bytes]) -> Found | None:
         """Which of `hashes`, in the order of the sequence, are there in each KV group; None: not known yet."""
         question = self._questions.get(sequence_number)
-        if question is None or not question.asks_for(hashes) or self._clock() > question.valid_until:
+        if question is None or not question.covers(hashes) or self._clock() > question.valid_until:
             question = self._questions[sequence_number] = _Question(tuple(hashes))
             self._threads.submit(partial(self._search, question, tuple(spaces)))
             while len(self._questions) > _MOST:

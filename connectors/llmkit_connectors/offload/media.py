@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -64,8 +65,13 @@ class Medium(ABC):
         return
 
 
+FOLDER = "llmkit-kv"
+"""Everything lies below this folder of a url, so that nobody else's files are ever listed."""
+
+
 def open_medium(url: str, storage_options: Mapping[str, Any]) -> Medium:
-    """The medium at `url`: a path, or a URL of a scheme that fsspec knows. Touches no storage yet.
+    """The medium in the folder `FOLDER` of `url`: a path, or a URL of a scheme that fsspec knows. Touches no storage
+    yet.
 
     storage_options: for fsspec, unused for a folder. Raises ImportError if the scheme's library is missing,
     ValueError for an unknown scheme.
@@ -74,7 +80,7 @@ def open_medium(url: str, storage_options: Mapping[str, Any]) -> Medium:
     if not separator or scheme in ("file", "local"):
         from llmkit_connectors.offload.folder import Folder
 
-        return Folder(rest if separator else url)
+        return Folder(str(Path(rest if separator else url) / FOLDER))
     from llmkit_connectors.offload.object_store import ObjectStore
 
-    return ObjectStore(url, storage_options)
+    return ObjectStore(f"{scheme}://{rest.rstrip('/')}/{FOLDER}", storage_options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from llmkit.hookspecs.connector import (
     FilledBlock,
@@ -21,6 +21,7 @@ from llmkit.hookspecs.connector import (
 )
 from llmkit.kv_cache.groups import loadable_blocks
 from llmkit_connectors.offload.block_key import BlockKey, space_of
+from llmkit_connectors.offload.file_tier import FileTierStats
 from llmkit_connectors.offload.host_index import HostBlock, HostIndex
 from llmkit_connectors.offload.lookups import FileLookups
 from llmkit_connectors.offload.options import OffloadOptions
@@ -28,6 +29,7 @@ from llmkit_connectors.offload.orders import NO_SLOT, LoadedBlock, LoadOrder, Or
 
 _BLOCKS_PER_STORE = 16
 _NOTHING = LoadOffer(0)
+_COUNTED = ("stored", "dropped", "dropped_writes", "loaded_from_memory", "loaded_from_files", "failed_loads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,17 @@ class OffloadScheduler(SchedulerConnector):
         self._layout = context.layout
         self._options = options
         self._lookups = lookups
-        self._index = HostIndex(options.num_slots(context.layout.block_bytes), options.eviction)
+        self._index = HostIndex(options.num_slots(context.block_bytes or context.layout.block_bytes), options.eviction)
+        self._most_pending = min(options.max_pending_blocks, context.max_held_blocks)
         self._epoch = b""
         self._spaces = self._spaces_of_workers()
         self._loading: dict[int, list[_Loading]] = {}
         self._failed: set[int] = set()
         self._storing: dict[int, list[HostBlock]] = {}
         self._writing: dict[int, list[HostBlock]] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        if lookups is not None:
+            self._counts.update({f"file_{field.name}": 0 for field in fields(FileTierStats)})
 
     # What can be loaded
 
@@ -90,7 +95,16 @@ class OffloadScheduler(SchedulerConnector):
             count = loadable_blocks(self._layout, hashes, cached, anywhere)
         return LoadOffer(count * size, asynchronous=True) if count else _NOTHING
 
-    def _begin(self, load: Load) -> LoadOrder:
+    # What a step transfers
+
+    def plan_transfers(self, step: StepView) -> TransferPlan | None:
+        loads = tuple(self._load(load) for load in step.loads)
+        stores, holds = self._stores(step.filled)
+        if not loads and not stores:
+            return None
+        return TransferPlan(Orders(self._epoch, tuple(stores), loads), holds)
+
+    def _load(self, load: Load) -> LoadOrder:
         size = self._layout.block_size
         first, last = load.first_token // size, (load.first_token + load.num_tokens) // size
         hashes = load.request.block_hashes(last)
@@ -109,7 +123,7 @@ class OffloadScheduler(SchedulerConnector):
     def _sources(self, wanted: Sequence[tuple[BlockKey, int]]) -> list[_Loading]:
         """Where each block comes from. All slots that are read are taken into use before any is given away."""
         loading: dict[int, _Loading] = {}
-        for key, block_id in reversed(wanted):  # so that the head of a sequence is the last to leave
+        for key, block_id in reversed(wanted):
             host = self._index.find(key)
             if host is not None and host.ready:
                 self._index.acquire(host)
@@ -124,31 +138,22 @@ class OffloadScheduler(SchedulerConnector):
                 self._counts["loaded_from_files"] += 1
         return [loading[block_id] for _, block_id in wanted]
 
-    # What a step transfers
-
-    def plan_transfers(self, step: StepView) -> TransferPlan | None:
-        loads = tuple(self._begin(load) for load in step.loads)
-        stores, holds = self._stores(step.filled)
-        if not loads and not stores:
-            return None
-        return TransferPlan(Orders(self._epoch, tuple(stores), loads), holds)
-
     def _stores(self, filled: Sequence[FilledBlock]) -> tuple[list[StoreOrder], Mapping[int, Sequence[int]]]:
         if not filled:
             return [], {}
         taken: list[tuple[FilledBlock, HostBlock]] = []
-        pending = sum(map(len, self._storing.values()))
+        room = self._most_pending - sum(map(len, self._storing.values()))
         for block in sorted(filled, key=lambda block: block.group):
             key = BlockKey(block.group, block.block_hash)
             if self._index.find(key) is not None:
                 continue
-            full = pending + len(taken) >= min(self._options.max_pending_blocks, self._context.max_held_blocks)
-            host = None if full else self._index.reserve(key)
+            parent_hash = block.parent_hash if self._lookups is None else None
+            host = self._index.reserve(key, parent_hash) if len(taken) < room else None
             if host is None:
                 self._counts["dropped"] += 1
             else:
                 taken.append((block, host))
-        self._counts["stored_in_memory"] += len(taken)
+        self._counts["stored"] += len(taken)
         stores, holds = [], {}
         for start in range(0, len(taken), _BLOCKS_PER_STORE):
             some = taken[start : start + _BLOCKS_PER_STORE]
@@ -183,6 +188,7 @@ class OffloadScheduler(SchedulerConnector):
     # What has become of it
 
     def update(self, report: TransferReport) -> None:
+        self._counts.update({f"file_{name}": change for name, change in report.counts.items()})
         self._failed |= report.failed_blocks
         for hold_id in report.released:
             for host in self._storing.get(hold_id, ()):
@@ -211,10 +217,20 @@ class OffloadScheduler(SchedulerConnector):
     def request_finished(self, request: TransferView, block_ids: Sequence[Sequence[int]]) -> Retention:  # noqa: ARG002
         if self._lookups is not None:
             self._lookups.forget(request.sequence_number)
-        for content_hash in reversed(request.block_hashes()):
+        for content_hash in reversed(request.block_hashes()):  # its end is the first to leave
             for group in range(len(self._layout.groups)):
                 self._index.refresh(BlockKey(group, content_hash))
         return Retention()
+
+    def stats(self) -> Mapping[str, float]:
+        return {
+            "host_blocks": self._index.num_slots,
+            "host_blocks_used": self._index.num_used,
+            "host_evicted": self._index.num_evictions,
+            "pending_stores": sum(map(len, self._storing.values())),
+            "pending_writes": sum(map(len, self._writing.values())),
+            **self._counts,
+        }
 
     def reset(self) -> None:
         self._index.clear()

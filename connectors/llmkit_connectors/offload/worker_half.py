@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("llmkit.connectors.offload")
 
-_BLOCKS_PER_TASK = 4  # of a load: enough for one gather on the device, few enough for all threads to get some
+# Of a load: from memory, as many as one gather on the device needs to be worth it; from files, so few that all threads
+# get some.
+_FROM_MEMORY_PER_TASK, _FROM_FILES_PER_TASK = 16, 4
 _CLOSING_S = 10.0
 
 
@@ -46,7 +48,6 @@ class OffloadWorker(WorkerConnector):
         self._loaded: set[int] = set()
         self._released: set[int] = set()
         self._failed: set[int] = set()
-        self._counters: dict[str, int] = {}
         self._parts_left: dict[int, int] = {}
         self._cancelled: set[int] = set()
         self._cache: CacheBlocks | None = None
@@ -58,7 +59,7 @@ class OffloadWorker(WorkerConnector):
     def register(self, layout: KVCacheLayout, kv_caches: Sequence[torch.Tensor]) -> None:
         self._cache = cache_blocks(layout, kv_caches)
         self._memory = HostMemory(
-            self._options.num_slots(layout.block_bytes),
+            self._options.num_slots(max(self._cache.payload_bytes)),
             max(self._cache.payload_bytes),
             pinned=kv_caches[0].device.type == "cuda",
         )
@@ -72,14 +73,13 @@ class OffloadWorker(WorkerConnector):
             self._copies.submit(partial(self._store, store, space))
 
     def report(self) -> TransferReport:
+        counts = {} if self._files is None else self._files.take_changes()
         with self._changed:
-            if not (self._loaded or self._released):
-                return TransferReport()
-            report = TransferReport(frozenset(self._loaded), frozenset(self._released), frozenset(self._failed))
-            self._loaded.clear()
-            self._released.clear()
-            self._failed.clear()
-        return report
+            loaded, self._loaded = self._loaded, set()
+            released, self._released = self._released, set()
+            # Those of loads that go on are told with their end.
+            failed, self._failed = (self._failed, set()) if loaded else (set(), self._failed)
+        return TransferReport(frozenset(loaded), frozenset(released), frozenset(failed), counts)
 
     def cancel(self, load_ids: Collection[int]) -> None:
         with self._changed:
@@ -107,8 +107,8 @@ class OffloadWorker(WorkerConnector):
     def _start(self, order: LoadOrder, space: bytes) -> None:
         parts = [
             part
-            for _, blocks in itertools.groupby(order.blocks, key=lambda block: block.key.group)
-            for part in _cut(tuple(blocks), _BLOCKS_PER_TASK)
+            for (_, from_file), blocks in itertools.groupby(order.blocks, key=lambda b: (b.key.group, b.from_file))
+            for part in _cut(tuple(blocks), _FROM_FILES_PER_TASK if from_file else _FROM_MEMORY_PER_TASK)
         ]
         with self._changed:
             if not parts:

@@ -184,6 +184,7 @@ class EngineCore:
             num_swaps_missed=scheduler.num_swaps_missed,
             num_host_blocks=kv.num_host_blocks,
             num_free_host_blocks=kv.num_free_host_blocks,
+            connector=scheduler.transfers.stats(),
         )
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class EngineStats:
     external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin that was at fault since
     the engine has started → how often, whether it is still asked, and the last fault.
     num_swaps: preemptions by swap to host memory. num_swaps_missed: preemptions that the policy wanted by swap and that
-    were, or became, recomputations. num_host_blocks: blocks of the swap space.
+    were, or became, recomputations. num_host_blocks: blocks of the swap space. connector: the connector's own numbers.
     """
 
     num_running: int
@@ -69,6 +69,7 @@ class EngineStats:
     num_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_compiling: int = 0
+    connector: dict[str, float] = field(default_factory=dict)
     plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
 
     @property

@@ -63,7 +63,8 @@ def scheduler_half(
     config, registry = prepared.config, prepared.registry
     new_id = itertools.count(1).__next__
     length = config.model.max_model_len or 0
-    context = SchedulerContext(layout, report.fingerprint, 1, length, config.connector.role, new_id)
+    role, size = config.connector.role, report.memory.block_bytes
+    context = SchedulerContext(layout, report.fingerprint, 1, length, role, new_id, size)
     half = _built(config, lambda: connector.scheduler_half(context))
     _check_kind(config, half, SchedulerConnector)
     breaker = breakers.of("connector", registry.chosen("connector").name)

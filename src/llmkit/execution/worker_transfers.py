@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmkit.errors import described, shown
@@ -75,27 +75,30 @@ class WorkerTransfers:
         if self._moving:
             self._guarded("wait_for_save", self._half.wait_for_save)
         self._moving = False
-        reported = self._call("report", self._reported)
-        if reported is None:  # whatever failed is not known: nothing that is under way can be trusted
+        told: TransferReport | None = self._call("report", self._reported)
+        if told is None:  # whatever failed is not known: nothing that is under way can be trusted
             self._failed_blocks = self._failed_blocks.union(self._sync_blocks, *self._under_way.values())
-            reported = ((), (), ())
-        loaded, released, failed = reported
+            told = TransferReport()
         report = TransferReport(
-            self._loaded.union(loaded), self._released.union(released), self._failed_blocks.union(failed)
+            self._loaded | told.loaded,
+            self._released | told.released,
+            self._failed_blocks | told.failed_blocks,
+            told.counts,
         )
         self._loaded = self._released = self._failed_blocks = frozenset()
         for load_id in report.loaded:
             self._under_way.pop(load_id, None)
         return report
 
-    def _reported(self) -> tuple[Collection[int], Collection[int], Collection[int]]:
+    def _reported(self) -> TransferReport:
         report: object = self._half.report()
         if not isinstance(report, TransferReport):
             raise TypeError(f"it returned {shown(report)}, which is no TransferReport")
         parts = (frozenset(report.loaded), frozenset(report.released), frozenset(report.failed_blocks))
         if not all(type(id_) is int for part in parts for id_ in part):
             raise TypeError(f"it returned {shown(report)}: an id is no integer")
-        return parts
+        counts = {str(name): int(number) for name, number in report.counts.items()}
+        return TransferReport(*parts, counts)
 
     def take_faults(self) -> list[str]:
         """What was wrong with the connector since the last time, in words."""
@@ -184,6 +187,7 @@ class ReportMerger:
             self._complete(self._loaded, (report.loaded for report in given)),
             self._complete(self._released, (report.released for report in given)),
             frozenset(block for report in given for block in report.failed_blocks),
+            _added_up(report.counts for report in given),
         )
 
     def _complete(self, counts: dict[int, int], named: Iterable[frozenset[int]]) -> frozenset[int]:
@@ -194,3 +198,11 @@ class ReportMerger:
         for id_ in complete:
             del counts[id_]
         return complete
+
+
+def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, change in one.items():
+            total[name] = total.get(name, 0) + change
+    return total

@@ -95,13 +95,15 @@ class FilledBlock:
     """An allocation block whose content is certain and new to the cache: computed, or loaded.
 
     It stays as it is until `wait_for_save` of the step that is being planned has returned, longer if
-    `TransferPlan.holds` says so. column: which block of its sequence it is.
+    `TransferPlan.holds` says so. column: which block of its sequence it is. parent_hash: of the block before it, None
+    for the first.
     """
 
     group: int
     block_id: int
     block_hash: bytes
     column: int
+    parent_hash: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +163,18 @@ class TransferReport:
     loaded: ids of asynchronous loads that have ended, well or not; nothing writes to their blocks any more.
     released: ids of holds that are over. failed_blocks: allocation blocks that were to be loaded and hold nothing
     usable: of a synchronous load in the report of its own step, of an asynchronous one at the latest when it ends.
+    counts: name → change since the last report, of whatever the worker half counts for the scheduler half's `stats`;
+    those of several workers are added up.
     """
 
     loaded: frozenset[int] = field(default_factory=frozenset)
     released: frozenset[int] = field(default_factory=frozenset)
     failed_blocks: frozenset[int] = field(default_factory=frozenset)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether it tells of anything."""
-        return bool(self.loaded or self.released or self.failed_blocks)
+        return bool(self.loaded or self.released or self.failed_blocks or self.counts)
 
 
 def max_held_blocks(layout: KVCacheLayout) -> int:
@@ -184,7 +189,8 @@ class SchedulerContext:
     fingerprint: hexadecimal; equal for two engines only if they have the same model (weights included), the same
     types and the same order of bytes in a block of the same size, so that one may load what the other has stored.
     role: "producer" is never asked for loads, "consumer" is never told of filled blocks. new_id: a number that
-    neither the core nor another connector of this engine has used.
+    neither the core nor another connector of this engine has used. block_bytes: size of a block over all layers of a
+    worker, with whatever the attention backend adds; None: what the layout says.
     """
 
     layout: KVCacheLayout
@@ -193,6 +199,7 @@ class SchedulerContext:
     max_model_len: int
     role: ConnectorRole
     new_id: Callable[[], int]
+    block_bytes: int | None = None
 
     @property
     def max_held_blocks(self) -> int:
@@ -250,6 +257,11 @@ class SchedulerConnector(ABC):
     def update(self, report: TransferReport) -> None:
         """The workers' reports of a step, merged: an id once all workers have said so."""
         return
+
+    def stats(self) -> Mapping[str, float]:
+        """Numbers to show, by name: counts since the start, and sizes as they are. They are part of the engine's
+        statistics, which may be asked for after every step."""
+        return {}
 
     def reset(self) -> None:
         """The prefix cache was reset: what is stored elsewhere must not be offered any more."""

@@ -37,7 +37,8 @@ class KVCacheManager:
 
     max_model_len: longest sequence in tokens; no table grows beyond the block that holds its last token.
     on_event: called with stored, removed and cleared events after the call that caused them has done its
-    work. on_filled: called during a commit for each block that became findable, with its group, hash and column.
+    work. on_filled: called during a commit for each block that became findable: group, block,
+    hash, column, hash of the block before it.
     namespace: goes into every content hash, see BlockHasher.
     """
 

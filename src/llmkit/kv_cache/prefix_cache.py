@@ -12,7 +12,7 @@ from llmkit.kv_cache.groups import GroupManager, agreed_length
 from llmkit.kv_cache.hashing import BlockHasher, HashChain
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
 
-FilledListener = Callable[[int, int, bytes, int], None]
+FilledListener = Callable[[int, int, bytes, int, bytes | None], None]
 """Told of a block that became findable: group, block id, hash, column."""
 
 _REMEMBERED_CHAINS = 64  # bounds what sequences that ended while they waited leave behind
@@ -119,4 +119,5 @@ class PrefixCache:
                 self._reporter.stored(group, stored, chain, seq.token_ids, seq.extra_keys)
             if self._on_filled is not None:
                 for column in stored:
-                    self._on_filled(group, table[column], hashes[column], column)
+                    parent = hashes[column - 1] if column else None
+                    self._on_filled(group, table[column], hashes[column], column, parent)

@@ -103,6 +103,14 @@ class GuardedConnector:
         """What the workers have reported."""
         self._call("update", lambda: self._half.update(report), None)
 
+    def stats(self) -> dict[str, float]:
+        """The connector's own numbers."""
+
+        def numbers() -> dict[str, float]:
+            return {str(name): float(number) for name, number in self._half.stats().items()}
+
+        return self._call("stats", numbers, {})
+
     def reset(self) -> None:
         """Nothing that is stored may be offered any more. If the connector fails in this, it is never asked again."""
 

@@ -33,9 +33,9 @@ class TransferHolds:
         for blocks in self._holds.values():
             manager.hold(blocks)
 
-    def filled(self, group: int, block: int, block_hash: bytes, column: int) -> None:
+    def filled(self, group: int, block: int, block_hash: bytes, column: int, parent_hash: bytes | None) -> None:
         """A block became findable."""
-        self._filled.append(FilledBlock(group, block, block_hash, column))
+        self._filled.append(FilledBlock(group, block, block_hash, column, parent_hash))
         self._kv.hold((block,))
 
     @property

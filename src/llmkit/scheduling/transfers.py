@@ -295,6 +295,10 @@ class Transfers:
         if self.connector is not None:
             self.connector.preempted(SequenceView(request, self._kv))
 
+    def stats(self) -> dict[str, float]:
+        """The connector's own numbers."""
+        return {} if self.connector is None else self.connector.stats()
+
     def reset(self) -> None:
         """The prefix cache was emptied."""
         if self.connector is not None:

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from llmkit.hookspecs.connector import FilledBlock, Load, SchedulerContext, TransferReport, WorkerContext
+from llmkit.hookspecs.connector import (
+    FilledBlock,
+    Load,
+    SchedulerContext,
+    TransferReport,
+    WorkerContext,
+    max_held_blocks,
+)
 from llmkit.kv_cache.hashing import block_hashes
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit_connectors.offload.block_key import BlockKey, space_of
@@ -88,8 +95,9 @@ class Rig:
     held is overwritten with garbage at once.
     """
 
-    def __init__(self, options: OffloadOptions, fingerprint: str, layout: KVCacheLayout, device: str = "cpu") -> None:
+    def __init__(self, options: OffloadOptions, fingerprint: str, layout: KVCacheLayout, device: str) -> None:
         self.layout = layout
+        self.max_held = max_held_blocks(layout)
         self.ids = itertools.count(1)
         numbers = sorted(layout.tensor_of_layer())
         pages = layout.num_blocks * layout.pages_per_block
@@ -159,10 +167,11 @@ class Rig:
         """Fill the blocks from column `first` on, and tell the connector with the next step."""
         filled = []
         for group, table in enumerate(sequence.tables):
-            for column, content_hash in enumerate(sequence.block_hashes()):
-                if column >= first:
-                    self.write(group, table[column], self.content(group, content_hash))
-                    filled.append(FilledBlock(group, table[column], content_hash, column))
+            hashes = sequence.block_hashes()
+            for column in range(first, len(hashes)):
+                self.write(group, table[column], self.content(group, hashes[column]))
+                parent = hashes[column - 1] if column else None
+                filled.append(FilledBlock(group, table[column], hashes[column], column, parent))
         self.plan(filled)
 
     def plan(self, filled: Sequence[FilledBlock] = (), loads: Sequence[Load] = ()) -> None:
@@ -171,6 +180,7 @@ class Rig:
         plan = self.scheduler.plan_transfers(step)
         if plan is not None:
             assert not set(plan.holds) & set(self.holds)
+            assert sum(map(len, [*plan.holds.values(), *self.holds.values()])) <= self.max_held
             self.holds |= {hold: list(blocks) for hold, blocks in plan.holds.items()}
             self.worker.start_load(plan.payload)
 

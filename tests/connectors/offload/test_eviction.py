@@ -124,6 +124,23 @@ def test_a_refreshed_key_leaves_after_its_kind(name: str):
     assert [policy.victim(9, anything) for _ in range(3)] == [1, 2, 0]
 
 
+@pytest.mark.parametrize("name", ["lru", "arc"])
+def test_what_was_passed_over_counts_as_young(name: str):
+    policy = make_policy(name, 4)
+    for key in range(4):
+        policy.insert(key)
+    asked: list[object] = []
+
+    def may_leave(key: object) -> bool:
+        asked.append(key)
+        return key not in (0, 1)
+
+    assert policy.victim(9, may_leave) == 2
+    assert policy.victim(9, may_leave) == 3
+    assert asked == [0, 1, 2, 3]
+    assert policy.victim(9, anything) == 0
+
+
 def test_removed_keys_are_no_ghosts():
     policy = AdaptiveReplacement(2)
     policy.insert(1)

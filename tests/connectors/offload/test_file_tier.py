@@ -82,6 +82,20 @@ def test_what_is_stored_comes_back_after_a_restart(open_tier: Any):
     assert (stats.bytes_read, stats.bytes_written, stats.num_files) == (1000, 1000, 1)
 
 
+def test_changes_of_the_numbers_are_told_once(open_tier: Any):
+    tier = open_tier(limit=2)
+    assert tier.tier.take_changes() == {}
+    for number in range(3):
+        tier.store(number)
+    changes = tier.tier.take_changes()
+    assert (changes["stored"], changes["evicted"], changes["num_files"]) == (3, 1, 2)
+    assert tier.tier.take_changes() == {}
+    tier.store(4)
+    assert tier.load(4)
+    assert tier.tier.take_changes() == {"stored": 1, "evicted": 1, "bytes_written": 1000, "hits": 1, "bytes_read": 1000}
+    assert tier.tier.stats().num_files == 2
+
+
 def test_a_search_ends_at_the_first_gap_if_it_is_told_so(open_tier: Any, blocks: Any):
     tier = open_tier()
     for number in [*range(40), *range(50, 90)]:

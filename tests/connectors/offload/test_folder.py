@@ -25,6 +25,7 @@ def test_paths_and_file_urls_mean_the_same(tmp_path: Path):
     assert medium.read_into("a/b", [memoryview(first), memoryview(second)]) == 5
     assert (bytes(first), bytes(second)) == (b"12", b"345")
     assert [(file.name, file.size) for file in medium.files()] == [("a/b", 5)]
+    assert everything_in(tmp_path) == ["llmkit-kv/a/b"]
     assert medium.exists("a/b")
     medium.remove("a/b")
     medium.remove("a/b")

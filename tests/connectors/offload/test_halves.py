@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmkit.hookspecs.connector import Load
+from llmkit.hookspecs.connector import FilledBlock, Load
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit_connectors.offload.file_tier import FileTier
 
@@ -75,9 +75,43 @@ def test_another_model_finds_nothing(make_rig: MakeRig, tmp_path: Path):
 
 def test_a_tier_that_is_too_small_stores_the_head_and_says_so(make_rig: MakeRig):
     rig = make_rig(host_blocks=2)
-    rig.serve(PROMPT)
-    assert rig.scheduler._counts["dropped"] == 8
-    assert rig.serve(PROMPT) == 8
+    for loaded in (0, 8, 8):
+        assert rig.serve(PROMPT) == loaded
+    assert rig.scheduler.stats()["dropped"] == 24
+
+
+def test_with_files_behind_it_a_small_tier_stores_all_of_a_long_sequence(make_rig: MakeRig, tmp_path: Path):
+    rig = make_rig(host_blocks=4, url=str(tmp_path))
+    sequence = rig.sequence(PROMPT)
+    sequence.tables = [[rig.take() for _ in range(10)]]
+    hashes = sequence.block_hashes()
+    for column, block in enumerate(sequence.tables[0]):  # a step each
+        rig.write(0, block, rig.content(0, hashes[column]))
+        parent = hashes[column - 1] if column else None
+        rig.plan([FilledBlock(0, block, hashes[column], column, parent)])
+        rig.settle()
+    assert rig.serve(PROMPT) == 40
+
+
+def test_no_more_blocks_are_held_than_the_engine_allows(make_rig: MakeRig):
+    rig = make_rig(layout=KVCacheLayout((KVGroup(KVSpec(2, 8, torch.float32), (0,)),), 13, 4, 4))
+    rig.serve(PROMPT)  # the rig checks it
+    assert rig.scheduler.stats()["dropped"] == 4
+    assert rig.serve(PROMPT) == 24
+
+
+def test_numbers_of_both_halves(make_rig: MakeRig, tmp_path: Path):
+    make_rig(url=str(tmp_path)).serve(PROMPT)
+    rig = make_rig(url=str(tmp_path))
+    assert set(rig.scheduler.stats().values()) == {0, 64}
+    rig.serve([*PROMPT, 1, 2, 3])
+    rig.serve([*PROMPT, 1, 2, 3])
+    rig.take_report()
+    stats = rig.scheduler.stats()
+    shown = ("host_blocks", "host_blocks_used", "stored", "loaded_from_files", "loaded_from_memory", "pending_stores")
+    assert [stats[name] for name in shown] == [64, 11, 1, 10, 10, 0]
+    assert (stats["file_hits"], stats["file_stored"], stats["file_num_files"]) == (10, 1, 11)
+    assert stats["file_bytes_read"] == 10 * rig.layout.block_bytes
 
 
 def test_the_host_limit_is_exact_and_the_oldest_goes(make_rig: MakeRig):
@@ -221,6 +255,15 @@ def test_files_that_are_not_written_fast_enough_are_dropped_and_counted(make_rig
     rig.settle()
     assert len(block_files(tmp_path)) == 10
     assert rig.serve([200, *PROMPT]) == 40
+
+
+def test_what_killed_engines_left_is_removed_also_without_a_limit(make_rig: MakeRig, tmp_path: Path):
+    rest = tmp_path / "llmkit-kv" / ".tmp-00000000-1-1"
+    rest.parent.mkdir()
+    rest.write_bytes(b"x")
+    os.utime(rest, (0, 0))
+    make_rig(url=str(tmp_path)).serve(PROMPT)
+    assert not rest.exists()
 
 
 def test_what_is_under_way_is_stored_when_the_engine_closes(make_rig: MakeRig, tmp_path: Path):

@@ -56,6 +56,37 @@ def test_what_did_not_arrive_is_not_found_and_its_slot_comes_back():
     index.check_integrity()
 
 
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_of_a_long_sequence_the_beginning_stays(policy: str):
+    index = HostIndex(4, policy)
+    stored = []
+    for number in range(1, 9):
+        block = index.reserve(key(number), key(number - 1).content_hash)
+        if block is not None:
+            block.ready = True
+            index.release(block)
+            stored.append(number)
+        index.check_integrity()
+    assert stored == [1, 2, 3, 4]
+    for number in (4, 3, 2, 1):
+        index.refresh(key(number))
+    store(index, 50)
+    assert [n for n in range(100) if index.find(key(n))] == [1, 2, 3, 50]
+
+
+def test_a_parent_that_has_left_is_no_obstacle():
+    index = HostIndex(3, "lru")
+    parent = store(index, 1)
+    child = index.reserve(key(2), key(1).content_hash)
+    assert child is not None
+    index.fail(parent)
+    index.release(child)
+    index.check_integrity()
+    index.fail(child)
+    assert index.num_used == 0
+    assert index.reserve(key(3), key(2).content_hash) is not None
+
+
 def test_clear_forgets_everything_but_waits_for_transfers():
     index = HostIndex(3, "arc")
     store(index, 1)
@@ -72,8 +103,9 @@ def test_clear_forgets_everything_but_waits_for_transfers():
     index.check_integrity()
 
 
+@pytest.mark.parametrize("with_parents", [False, True])
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-def test_random_use_keeps_the_books_in_order(policy: str):
+def test_random_use_keeps_the_books_in_order(policy: str, with_parents: bool):
     choose = random.Random(7)
     index = HostIndex(5, policy)
     busy: list[HostBlock] = []
@@ -91,8 +123,9 @@ def test_random_use_keeps_the_books_in_order(policy: str):
                 block.ready = True
             index.release(block)
         elif known is None:
-            block = index.reserve(key(number))
-            assert (block is None) == (len({b.slot for b in busy}) == 5)
+            parent_hash = key(number - 1).content_hash if with_parents and number else None
+            block = index.reserve(key(number), parent_hash)
+            assert with_parents or (block is None) == (len({b.slot for b in busy}) == 5)
             busy += [block] if block else []
         elif known.ready:
             index.use(key(number))

@@ -62,10 +62,14 @@ def test_another_question_of_the_same_sequence_gets_an_answer_of_its_own(files: 
     lookups = FileLookups(files, [True], clock)
     files.there = {b"1", b"2"}
     assert answer(lookups, 7, [b"1", b"2"]) == ({b"1", b"2"},)
-    assert answer(lookups, 7, [b"2"]) == ({b"2"},)
+    assert lookups.ask(7, [b""], [b"2"]) == ({b"1", b"2"},)  # the end of what it has asked
+    assert files.num_searches == 1
+    assert answer(lookups, 7, [b"0", b"1", b"2"]) == ({b"1", b"2"},)
+    assert answer(lookups, 7, [b"1", b"3"]) == ({b"1"},)
+    assert files.num_searches == 3
     lookups.forget(7)
     files.there = set()
-    assert answer(lookups, 7, [b"2"]) == (frozenset(),)
+    assert answer(lookups, 7, [b"1", b"3"]) == (frozenset(),)
     lookups.clear()
     lookups.close()
 
@@ -73,8 +77,8 @@ def test_another_question_of_the_same_sequence_gets_an_answer_of_its_own(files: 
 def test_a_storage_that_fails_has_nothing(files: Files, clock: Any, caplog: pytest.LogCaptureFixture):
     lookups = FileLookups(files, [True, False], clock)
     assert answer(lookups, 7, [b""]) == (frozenset(), frozenset())
+    lookups._threads.close(10.0)
     assert "broken" in caplog.text
-    lookups.close()
 
 
 def test_distrusted_blocks_are_left_out_for_a_minute(files: Files, clock: Any):
