@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit.jit import runtime
 from llmkit_attention import cpu_kernels
-from llmkit_attention.cpu_prefixes import SharedPrefixes, shared_prefixes
+from llmkit_attention.cpu_prefixes import SharedPrefixes, equal, shared_prefixes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -43,6 +44,10 @@ class _Plan:
             )
         return self._prefixes[key]
 
+    def has_prefixes_of(self, other: _Plan) -> bool:
+        """Whether the rows of `other` share prefixes exactly as those of this plan did when it was used."""
+        return all(equal(prefixes, other.prefixes(*key)) for key, prefixes in self._prefixes.items())
+
 
 class CPUAttention(AttentionBackend):
     """Computes in float32 whatever the types of model and cache; the cache may be narrower than the model."""
@@ -73,6 +78,9 @@ class CPUAttention(AttentionBackend):
             batch.num_tokens,
         )
 
+    def replays(self, recorded: _Plan, metadata: _Plan) -> bool:
+        return recorded.has_prefixes_of(metadata)
+
     def forward(
         self,
         layer: AttentionLayer,
@@ -87,7 +95,7 @@ class CPUAttention(AttentionBackend):
         wide = query.float()
         if not cpu_kernels.dense_rows(wide):
             wide = wide.contiguous()
-        output = torch.empty(wide.shape)
+        output = runtime.empty(tuple(wide.shape))
         if tokens < query.shape[0]:
             output[tokens:] = 0.0
         cpu_kernels.paged_attention(

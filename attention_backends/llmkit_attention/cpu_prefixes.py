@@ -79,3 +79,10 @@ def _shared_tokens(tables: IntArray, seq_lens: IntArray, page_size: int) -> int:
     pages = min(tables.shape[1], (int(seq_lens.min()) - 1) // page_size)
     same = (tables[:, :pages] == tables[0, :pages]).all(axis=0)
     return (pages if same.all() else int(same.argmin())) * page_size
+
+
+def equal(one: SharedPrefixes | None, other: SharedPrefixes | None) -> bool:
+    """Whether two batches share prefixes in the same way."""
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one.parts, other.parts) and np.array_equal(one.members, other.members)

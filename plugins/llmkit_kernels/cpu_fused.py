@@ -124,7 +124,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     dim = x.shape[-1]
     if not (_fits(x) and weight.dtype is torch.float32):
         return torch.nn.functional.rms_norm(x, (dim,), weight, eps)
-    out = torch.empty_like(x)
+    out = runtime.empty(tuple(x.shape))
     rows = x.numel() // dim
     threads, piece = _share(rows, dim)
     kernel = (_kernels or load())["_rms_norm_kernel"]
@@ -141,7 +141,7 @@ def fused_add_rms_norm(
         total = x + residual
         return torch.nn.functional.rms_norm(total, (total.shape[-1],), weight, eps), total
     dim = x.shape[-1]
-    out, total = torch.empty_like(x), torch.empty_like(x)
+    out, total = runtime.empty(tuple(x.shape)), runtime.empty(tuple(x.shape))
     rows = x.numel() // dim
     threads, piece = _share(rows, dim)
     runtime.launch(
@@ -156,7 +156,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     dim = gate_up.shape[-1] // 2
     if not _fits(gate_up) or dim % ALIGNMENT:
         return torch.nn.functional.silu(gate_up[..., :dim]) * gate_up[..., dim:]
-    out = gate_up.new_empty((*gate_up.shape[:-1], dim))
+    out = runtime.empty((*gate_up.shape[:-1], dim))
     rows = out.numel() // dim
     threads, piece = _share(rows, dim)
     kernel = (_kernels or load())["_silu_and_mul_kernel"]

@@ -95,7 +95,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if m > MAX_SMALL_ROWS:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     x = x.contiguous()
-    y = x.new_empty((m, n))
+    y = runtime.empty((m, n))
     threads = torch.get_num_threads() if m * n * k > 65536 else 1
     if _kernel is None:
         load()

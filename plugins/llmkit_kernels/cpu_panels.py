@@ -131,7 +131,7 @@ def linear(x: torch.Tensor, weight: PanelWeight, bias: torch.Tensor | None = Non
     """x float32 [m, k] weight[n, k]^T + bias float32 [n] → [m, n]; relative error below 1e-5 for k of thousands."""
     m, (n, k) = x.shape[0], weight.shape
     x = x.contiguous()
-    y = x.new_empty((m, n))
+    y = runtime.empty((m, n))
     threads = torch.get_num_threads() if m * n * k > 65536 else 1
     chunk = max(1, panels.CHUNK_BYTES // (4 * k * MAX_ROWS)) * MAX_ROWS
     runtime.launch(

@@ -212,7 +212,7 @@ def linear(
     if _kernel is None:
         load()
     m, (n, groups) = x.shape[0], scales.shape
-    y = x.new_empty((m, n))
+    y = runtime.empty((m, n))
     threads = torch.get_num_threads() if m * n * groups > 2048 else 1
     size = (8 * groups * STREAMS + 127) & -64
     runtime.launch(

@@ -177,7 +177,7 @@ def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) ->
         return _large(x, packed, bias)
     if m <= MAX_FEW_ROWS:
         return cpu_coded.linear(x, packed.codes, packed.scales, None, bias)
-    y = x.new_empty((m, n))
+    y = runtime.empty((m, n))
     kernels = _kernels or load()
     threads = torch.get_num_threads() if m * n * k > 65536 else 1
     places = (

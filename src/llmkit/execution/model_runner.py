@@ -13,6 +13,7 @@ from llmkit.errors import EngineError
 from llmkit.execution.input_batch import InputBatch, StepInputs
 from llmkit.execution.kv_tensors import KVTensors
 from llmkit.execution.prompt_scoring import PromptScorer
+from llmkit.execution.replay import StepReplayer
 from llmkit.layers.context import ForwardContext
 from llmkit.registry.timings import CallTiming
 from llmkit.sampling.masks import TokenMasks
@@ -54,6 +55,7 @@ class ModelRunner:
         self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
         self._kv = KVTensors(layout, backend, device)
         self._group_of_layer = groups_by_layer(layout)
+        self._replayer = StepReplayer(backend) if device.type == "cpu" else None
         self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
         self._prompt_scorer = PromptScorer(model, self._batch.token_ids, vocab_size)
         self.transfers: WorkerTransfers | None = None
@@ -90,8 +92,12 @@ class ModelRunner:
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
+        recorded = self._replayer.begin(inputs, metadata) if self._replayer and backend is self._backend else None
+        if recorded is not None:
+            metadata = recorded.metadata
         context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
         context.output_rows = self._output_rows(inputs)
+        context.replayer = self._replayer if recorded is not None else None
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)

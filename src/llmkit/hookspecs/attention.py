@@ -110,6 +110,12 @@ class AttentionBackend(ABC):
     def plan(self, batch: AttentionBatch) -> Any:
         """Once a step and KV group: whatever `forward` needs of this batch, as an opaque object."""
 
+    def replays(self, recorded: Any, metadata: Any) -> bool:
+        """Whether the kernels that `forward` launched with the metadata `recorded` also do what `metadata` asks for,
+        once the tensors of the batch that `recorded` was planned for hold the values of the other batch. Both have as
+        many rows of one token each. False: such steps are never run from a recording."""
+        return False
+
     @abstractmethod
     def forward(
         self,

@@ -16,21 +16,26 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from llmkit.cache_folder import cache_folder
 from llmkit.jit import panels, tiles, vector
 
+if TYPE_CHECKING:
+    from llmkit.jit.recording import Recording
+
 MAX_VALUES = 512  # of `launch`
 
 _lock = threading.RLock()
 _parallel: Callable[..., None] | None = None
+_barrier = 0
 _loaded = False
 
 
@@ -104,17 +109,23 @@ def _cache_path(helpers: tuple[ModuleType, ...]) -> Path | None:
 
 def _bind_threads() -> None:
     """Find GOMP_parallel in the OpenMP library that torch uses; without one kernels run on the calling thread."""
-    global _parallel
+    global _parallel, _barrier
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(folder.glob("libgomp*.so*")):
         try:
-            symbol = ctypes.CDLL(str(path)).GOMP_parallel
+            library = ctypes.CDLL(str(path))
+            symbol, barrier = library.GOMP_parallel, library.GOMP_barrier
         except (OSError, AttributeError):
             continue
         symbol.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         symbol.restype = None
-        _parallel = symbol
+        _parallel, _barrier = symbol, ctypes.cast(barrier, ctypes.c_void_p).value or 0
         return
+
+
+def barrier_address() -> int:
+    """Of a function in which the threads of a `launch` wait for each other; 0 where launches have one thread."""
+    return _barrier
 
 
 _buffers = threading.local()
@@ -124,19 +135,41 @@ _packers = [struct.Struct(f"{count + 1}q") for count in range(MAX_VALUES + 1)]
 
 def scratch_address(size: int) -> int:
     """The address of `size` bytes that belong to the calling Python thread until its next call."""
+    recording = getattr(_arguments, "recording", None)
+    if recording is not None:
+        return int(recording.arena.bytes(size).data_ptr())
     buffer = getattr(_buffers, "buffer", None)
     if buffer is None or buffer.numel() < size:
         buffer = _buffers.buffer = torch.empty(size, dtype=torch.uint8)
     return int(buffer.data_ptr())
 
 
+def empty(shape: tuple[int, ...]) -> torch.Tensor:
+    """An uninitialised float32 tensor for a kernel's result; where launches are recorded, in the recording's memory."""
+    recording = getattr(_arguments, "recording", None)
+    return torch.empty(shape) if recording is None else recording.arena.floats(shape)
+
+
+@contextmanager
+def recording_to(recording: Recording) -> Iterator[None]:
+    """While this lasts, launches of the calling thread are also added to `recording`."""
+    _arguments.recording = recording
+    try:
+        yield
+    finally:
+        _arguments.recording = None
+
+
 def launch(kernel: Kernel, threads: int, *values: int) -> None:
     """Run `kernel` on `threads` threads with args = [0, *values] (at most MAX_VALUES) and wait for them."""
     try:
-        buffer, address = _arguments.buffer, _arguments.address
+        buffer, address, recording = _arguments.buffer, _arguments.address, _arguments.recording
     except AttributeError:
         buffer = _arguments.buffer = ctypes.create_string_buffer(8 * MAX_VALUES + 8)
         address = _arguments.address = ctypes.addressof(buffer)
+        recording = _arguments.recording = getattr(_arguments, "recording", None)
+    if recording is not None:
+        recording.add(kernel, threads, values)
     _packers[len(values)].pack_into(buffer, 0, 0, *values)
     if threads > 1 and _parallel is not None:
         _parallel(kernel.address, address, threads, 0)

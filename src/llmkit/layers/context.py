@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from llmkit.execution.replay import StepReplayer
     from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer
     from llmkit.hookspecs.kernels import KernelTable
     from llmkit.hookspecs.quantization import QuantizationMethod
@@ -52,9 +53,13 @@ class ForwardContext:
 
     output_rows int64[s]: the only tokens whose final hidden states anyone will read, None for all. A model may leave
     the others out from where they stop mattering, behind the last attention, and return [s, hidden_size].
+
+    replayer: where this step may run from a recording: a decoder then runs its layers through `replayer.run`. None:
+    they are called as they are.
     """
 
     backend: AttentionBackend
     metadata: list[Any]
     kv_caches: list[torch.Tensor]
     output_rows: torch.Tensor | None = None
+    replayer: StepReplayer | None = None

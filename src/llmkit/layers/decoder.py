@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,14 +130,27 @@ class DecoderModel(Module):
             hidden, residual = self.embed_tokens.forward(inputs), None
             if self.embedding_scale is not None:
                 hidden = hidden * self.embedding_scale
+        if residual is None and self.norm is not None and context.replayer is not None:
+            return context.replayer.run(partial(self._all_layers, context), hidden)
+        hidden, residual = self._run_layers(positions, hidden, residual, context)
+        if self.norm is None:
+            return hidden, residual
+        return self.norm.add(hidden, residual)[0]
+
+    def _all_layers(self, context: ForwardContext, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """From the embedding to what the final norm puts out."""
+        assert self.norm is not None
+        return self.norm.add(*self._run_layers(positions, hidden, None, context))[0]
+
+    def _run_layers(
+        self, positions: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         for layer in self._stack[:-1]:
             hidden, residual = layer.forward(positions, hidden, residual, context)
         rows = context.output_rows if self.norm is not None else None
         hidden, residual = self._stack[-1].forward(positions, hidden, residual, context, rows)
         assert residual is not None, "a stage has at least one layer"
-        if self.norm is None:
-            return hidden, residual
-        return self.norm.add(hidden, residual)[0]
+        return hidden, residual
 
 
 class DecoderForCausalLM(CausalLM):
