@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmkit.execution.replay import MOST_ROWS, StepReplayer
+from llmkit.execution.replay import MOST_RECORDINGS, MOST_ROWS, StepReplayer
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch
 from llmkit_kernels.cpu_table import CPUKernels
 
@@ -135,3 +135,19 @@ def test_a_model_that_cannot_be_recorded_is_asked_once() -> None:
     stepper.step(inputs(4), layers)
     assert stepper.step(inputs(4), layers) is not None
     assert stepper.step(inputs(4), layers) is None
+
+
+def test_a_backend_that_never_fits_a_recording_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper, asked = Stepper(), []
+    monkeypatch.setattr(Backend, "replays", lambda *_: bool(asked.append(1)))
+    assert [stepper.step(inputs(4)) for _ in range(4)] == [None] * 4
+    assert len(asked) == 1
+
+
+def test_recordings_do_not_grow_without_bound() -> None:
+    stepper = Stepper()
+    for version in range(2 * MOST_RECORDINGS + 5):
+        stepper.backend.version = version
+        stepper.step(inputs(1))
+    assert sum(len(seen.steps) for seen in stepper.replayer._seen.values()) <= MOST_RECORDINGS
+    assert stepper.step(inputs(1)) is not None

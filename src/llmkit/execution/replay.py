@@ -73,19 +73,16 @@ class StepReplayer:
         width = -(-inputs.batches[0].block_table.shape[1] // _WIDTH) * _WIDTH
         seen = self._seen.get((rows, width))
         if seen is None:
+            if not all(self._backend.replays(plan, plan) for plan in metadata):
+                self._cannot = "the attention backend's plans do not fit a recording"
             self._seen[rows, width] = _Seen()
             return None
         step = next((step for step in seen.steps if self._replays(step, metadata)), None)
-        if step is None:
-            if self._num_recordings >= MOST_RECORDINGS:
-                self._seen.clear()
-                self._num_recordings = 0
-                return None
-            self._num_recordings += 1
+        if step is not None:
+            _fill(step, inputs)
+        elif self._may_record():
             step = self._new_step(inputs, width)
             seen.steps.append(step)
-        else:
-            _fill(step, inputs)
         self._step = step
         return step
 
@@ -116,6 +113,14 @@ class StepReplayer:
             self._seen.clear()
             return layers(step.positions, hidden)
         return step.output
+
+    def _may_record(self) -> bool:
+        self._num_recordings += 1
+        if self._num_recordings <= MOST_RECORDINGS:
+            return True
+        self._seen.clear()
+        self._num_recordings = 0
+        return False
 
     def _replays(self, step: RecordedStep, metadata: Sequence[Any]) -> bool:
         return all(self._backend.replays(recorded, now) for recorded, now in zip(step.metadata, metadata, strict=True))

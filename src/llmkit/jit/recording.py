@@ -118,11 +118,13 @@ class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations of torch that do more than look at a tensor in another way."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            raise CannotRecordError(f"torch's {func} is not a kernel")
         result = func(*args, **(kwargs or {}))
         outputs = result if isinstance(result, (list, tuple)) else (result,)
         storages = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
         views = all(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in storages for x in outputs)
-        if not views or func._schema.is_mutable:
+        if not views:
             raise CannotRecordError(f"torch's {func} is not a kernel")
         return result
 
