@@ -28,9 +28,13 @@ def grammar_request(constraint: StructuredOutputs, vocabulary: TokenVocabulary, 
     )
     kind = constraint.constraint
     if kind == "json":
-        document = _document(constraint.json)
+        source = _schema(constraint.json)
+        document = SchemaDocument.parse(source)
+        if document.root.schema is False:
+            raise InvalidRequestError("structured_outputs.json: false allows no answer.", param=PARAM)
         _check_writable(_literals(document), vocabulary)
-        return json_grammar("json_schema", _dumped(document.root.schema, "json"))
+        _check_unicode(source, "json")
+        return json_grammar("json_schema", source)
     if kind == "json_object":
         return json_grammar("json_object", "")
     if kind == "choice":
@@ -38,19 +42,15 @@ def grammar_request(constraint: StructuredOutputs, vocabulary: TokenVocabulary, 
         return GrammarRequest("choice", json.dumps(constraint.choice, ensure_ascii=False))
     if kind == "structural_tag":
         return json_grammar("structural_tag", _structural_tag(constraint.structural_tag))
-    source = constraint.regex if kind == "regex" else constraint.grammar
-    assert source is not None
-    _check_unicode(source, kind)
-    return GrammarRequest("regex" if kind == "regex" else "grammar", source)
+    text = constraint.regex if kind == "regex" else constraint.grammar
+    assert text is not None
+    _check_unicode(text, kind)
+    return GrammarRequest("regex" if kind == "regex" else "grammar", text)
 
 
-def _document(schema: str | dict[str, Any] | bool | None) -> SchemaDocument:
-    document = SchemaDocument.parse(schema) if isinstance(schema, str) else SchemaDocument(schema)
-    for _ in document.nodes():
-        pass  # checks the form of each
-    if document.root.schema is False:
-        raise InvalidRequestError("structured_outputs.json: false allows no answer.", param=PARAM)
-    return document
+def _schema(schema: str | dict[str, Any] | bool | None) -> str:
+    """The schema as JSON text. A mapping becomes text first of all: what in it is no JSON shows then."""
+    return _dumped(SchemaDocument.parse(schema).root.schema if isinstance(schema, str) else schema, "json")
 
 
 def _dumped(value: Any, field: str) -> str:
@@ -66,7 +66,6 @@ def _dumped(value: Any, field: str) -> str:
             f"structured_outputs.{field} must have at most {MAX_SOURCE_CHARS} characters of JSON, got {len(text)}.",
             param=PARAM,
         )
-    _check_unicode(text, field)
     return text
 
 
@@ -80,7 +79,9 @@ def _structural_tag(value: str | dict[str, Any] | None) -> str:
         raise InvalidRequestError(
             f"structured_outputs.structural_tag must be an object, got {shown(value)}.", param=PARAM
         )
-    return _dumped(value, "structural_tag")
+    text = _dumped(value, "structural_tag")
+    _check_unicode(text, "structural_tag")
+    return text
 
 
 def _check_unicode(text: str, field: str) -> None:
