@@ -40,18 +40,18 @@ def test_golden_tokens_cold_warm_and_after_a_restart(
     make_llm: Callable[..., LLM], chats: list[dict[str, Any]], tmp_path: Path
 ):
     # The cache has room for one request at a time, so most of what was computed before has to be loaded.
-    settings = {"connector": "offload", "num_blocks": 8, "block_size": 8, "max_model_len": 48}
+    settings = {"connector": "offload", "num_blocks": 10, "block_size": 8, "max_model_len": 48}
     settings["plugins.connector.offload.url"] = str(tmp_path)
     loadable = sum((len(chat["prompt_token_ids"]) - 1) // 8 * 8 for chat in chats)
     with make_llm(**settings) as first:
         loaded, cached = answer_all(first, chats)
         assert loaded + cached < loadable  # the beginnings that the prompts have in common
         loaded, cached = answer_all(first, chats)
-        assert loaded + cached == loadable
-        assert loaded >= 6 * 8
+        assert loaded + cached >= loadable * 3 // 4  # not all: no more than half of the cache is held for stores
+        assert loaded >= 3 * 8
     with make_llm(**settings) as restarted:
         loaded, cached = answer_all(restarted, chats)
-        assert loaded + cached == loadable
-        assert loaded >= 6 * 8
+        assert loaded + cached >= loadable * 3 // 4  # not all: no more than half of the cache is held for stores
+        assert loaded >= 3 * 8
     assert len(list(tmp_path.rglob("*.kv"))) >= 12
     assert not list(tmp_path.rglob(".tmp*"))
