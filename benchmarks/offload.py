@@ -3,10 +3,10 @@ files, beside computing them again; and how fast blocks are stored and loaded.
 
     python benchmarks/offload.py [--model MODEL] [--tokens 2048] [--runs 5] [--folder FOLDER]
 
-Prints JSON, medians with [least, greatest]. The KV cache has room for one prompt only, and two prompts take turns, so
-each finds nothing of its own in the cache. "memory": the blocks are in the host tier. "files": the host tier has room
-for few blocks, so they come from files in FOLDER (a temporary one by default), which the system may have in its page
-cache. "recompute": the same engine after the connector was made to forget. The three take turns within each run.
+Prints JSON, medians with [least, greatest]. The KV cache has room for two prompts, and three take turns, so each finds
+nothing of its own in the cache. "memory": the blocks are in the host tier. "files": the host tier has room for few
+blocks, so they come from files in FOLDER (a temporary one by default), which the system may have in its page cache.
+"recompute": the same engine after the connector was made to forget. The three take turns within each run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
 def prompts(num_tokens: int) -> list[list[int]]:
-    """Two prompts that have no block in common."""
-    return [[(i * 31 + first * 977) % 40_000 + 10 for i in range(num_tokens)] for first in (1, 2)]
+    """Three prompts that have no block in common."""
+    return [[(i * 31 + first * 977) % 40_000 + 10 for i in range(num_tokens)] for first in (1, 2, 3)]
 
 
 def engine(model: str, num_tokens: int, **options: Any) -> LLM:
     settings: dict[str, Any] = {f"plugins.connector.offload.{name}": value for name, value in options.items()}
-    num_blocks = num_tokens // 16 + 1  # block 0 is never handed out
+    num_blocks = 2 * (num_tokens // 16) + 1  # block 0 is never handed out
     return LLM(model, connector="offload", max_model_len=num_tokens + 64, num_blocks=num_blocks, **settings)
 
 
@@ -63,23 +63,23 @@ def settle(llm: LLM) -> None:
 
 
 def measure(model: str, num_tokens: int, runs: int, folder: str) -> dict[str, list[float]]:
-    one, two = prompts(num_tokens)
+    turns = prompts(num_tokens)
     loadable = (num_tokens - 1) // 16 * 16
     with engine(model, num_tokens, url=folder) as storing:
-        for prompt in (one, two):
+        for prompt in turns:
             first_token_s(storing, prompt, None)
     seconds: dict[str, list[float]] = {"recompute": [], "memory": [], "files": []}
     with engine(model, num_tokens) as memory, engine(model, num_tokens, url=folder, host_gib=0.01) as files:
-        for prompt in (one, two):
+        for prompt in turns:
             first_token_s(memory, prompt, None)
             first_token_s(files, prompt, None)
         for _ in range(runs):
-            for prompt in (one, two):
+            for prompt in turns:
                 seconds["memory"].append(first_token_s(memory, prompt, loadable))
                 seconds["files"].append(first_token_s(files, prompt, loadable))
             if not memory.reset_prefix_cache():
                 raise RuntimeError("the prefix cache could not be reset")
-            for prompt in (one, two):
+            for prompt in turns:
                 seconds["recompute"].append(first_token_s(memory, prompt, 0))
     return seconds
 
