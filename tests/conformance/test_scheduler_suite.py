@@ -155,7 +155,7 @@ def fails(name, make):
 
 @pytest.mark.parametrize(("policy", "name"), [(policy, name) for policy, names in BROKEN.items() for name in names])
 def test_a_broken_policy_is_noticed(policy, name, monkeypatch):
-    monkeypatch.setattr(suite, "MANY", 2000)
+    monkeypatch.setattr(suite, "MANY", 5000)
     monkeypatch.setattr(suite, "CPU_SECONDS", 0.4)
     assert fails(name, policy)
 
