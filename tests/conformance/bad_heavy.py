@@ -1,8 +1,8 @@
 """A front door that imports torch."""
 
 import torch  # noqa: F401
-from bad_plugins import Policy
+from bad_plugins import Table
 
 
-class Heavy(Policy):
+class Heavy(Table):
     pass

@@ -16,38 +16,38 @@ def in_a_child() -> bool:
     return "pytest" not in sys.modules
 
 
-class Policy:
-    """A correct policy, for plugins that have something else wrong with them."""
+class Table:
+    """A correct kernel table, for plugins with something else wrong with them; its kind has no suite of its own."""
 
-    info = PluginInfo(summary="a policy")
+    info = PluginInfo(summary="a table")
 
     @staticmethod
     @hookimpl
-    def llmkit_scheduler_policy():
-        from llmkit_schedulers.fcfs import FcfsPolicy
+    def llmkit_kernels():
+        from llmkit_kernels.torch_table import TorchKernels
 
-        return FcfsPolicy()
+        return TorchKernels()
 
 
 # ---- the front door
 
 
-class TwoLines(Policy):
-    info = PluginInfo(summary="a policy\nof two lines")
+class TwoLines(Table):
+    info = PluginInfo(summary="a table\nof two lines")
 
 
-class BadRequirement(Policy):
-    info = PluginInfo(summary="a policy", requires=("numpy >= ",))
+class BadRequirement(Table):
+    info = PluginInfo(summary="a table", requires=("numpy >= ",))
 
 
-class ProblemsAreText(Policy):
+class ProblemsAreText(Table):
     @staticmethod
     @hookimpl
     def llmkit_problems(environment):
         return "" if environment.device_type == "cpu" else "it needs a CPU"
 
 
-class ProblemsFailElsewhere(Policy):
+class ProblemsFailElsewhere(Table):
     @staticmethod
     @hookimpl
     def llmkit_problems(environment):
@@ -61,8 +61,8 @@ class LaxOptions(BaseModel):
     size: int = Field(1, description="Size.")
 
 
-class Lax(Policy):
-    info = PluginInfo(summary="a policy", options=LaxOptions)
+class Lax(Table):
+    info = PluginInfo(summary="a table", options=LaxOptions)
 
 
 class SilentOptions(BaseModel):
@@ -70,8 +70,8 @@ class SilentOptions(BaseModel):
     size: int = 1
 
 
-class Silent(Policy):
-    info = PluginInfo(summary="a policy", options=SilentOptions)
+class Silent(Table):
+    info = PluginInfo(summary="a table", options=SilentOptions)
 
 
 class WrongOptions(BaseModel):
@@ -79,8 +79,8 @@ class WrongOptions(BaseModel):
     size: int = Field(0, ge=1, description="Size.")
 
 
-class WrongDefault(Policy):
-    info = PluginInfo(summary="a policy", options=WrongOptions)
+class WrongDefault(Table):
+    info = PluginInfo(summary="a table", options=WrongOptions)
 
 
 class OneWayOptions(BaseModel):
@@ -88,62 +88,66 @@ class OneWayOptions(BaseModel):
     place: object = Field(default_factory=object, description="Place.")
 
 
-class OneWay(Policy):
-    info = PluginInfo(summary="a policy", options=OneWayOptions)
+class OneWay(Table):
+    info = PluginInfo(summary="a table", options=OneWayOptions)
 
 
 # ---- processes
 
 
-class Shared(Policy):
+class Shared(Table):
     _made: list = []  # noqa: RUF012
 
     @staticmethod
     @hookimpl
-    def llmkit_scheduler_policy():
-        from llmkit_schedulers.fcfs import FcfsPolicy
+    def llmkit_kernels():
+        from llmkit_kernels.torch_table import TorchKernels
 
-        Shared._made.append(FcfsPolicy())
+        Shared._made.append(TorchKernels())
         return Shared._made[0]
 
 
-class FailsInAChild(Policy):
+class FailsInAChild(Table):
     @staticmethod
     @hookimpl
-    def llmkit_scheduler_policy():
-        from llmkit_schedulers.fcfs import FcfsPolicy
+    def llmkit_kernels():
+        from llmkit_kernels.torch_table import TorchKernels
 
         if in_a_child():
             raise RuntimeError("not here")
-        return FcfsPolicy()
+        return TorchKernels()
 
 
-class EndsTheChild(Policy):
+class EndsTheChild(Table):
     @staticmethod
     @hookimpl
-    def llmkit_scheduler_policy():
-        from llmkit_schedulers.fcfs import FcfsPolicy
+    def llmkit_kernels():
+        from llmkit_kernels.torch_table import TorchKernels
 
         if in_a_child():
             os._exit(3)
-        return FcfsPolicy()
+        return TorchKernels()
 
 
-class TouchesCuda(Policy):
+class TouchesCuda(Table):
     @staticmethod
     @hookimpl
-    def llmkit_scheduler_policy():
+    def llmkit_kernels():
         import bad_cuda  # noqa: F401
 
-        from llmkit_schedulers.fcfs import FcfsPolicy
+        from llmkit_kernels.torch_table import TorchKernels
 
-        return FcfsPolicy()
+        return TorchKernels()
 
 
 # ---- kinds
 
 
-class Starving(Policy):
+class Starving:
+    """A policy that forgets who was preempted."""
+
+    info = PluginInfo(summary="a policy")
+
     @staticmethod
     @hookimpl
     def llmkit_scheduler_policy():

@@ -14,16 +14,16 @@ HERE = Path(__file__).parent
 
 # plugin → the checks that must fail for it; "kind": at least one of its kind's suite
 BAD = {
-    "scheduler:bad_plugins:TwoLines": {"test_the_summary_is_one_line"},
-    "scheduler:bad_plugins:ProblemsAreText": {"test_problems_are_sentences"},
-    "scheduler:bad_plugins:ProblemsFailElsewhere": {"test_problems_are_sentences"},
-    "scheduler:bad_plugins:Lax": {"test_an_unknown_option_is_refused"},
-    "scheduler:bad_plugins:Silent": {"test_every_option_is_described"},
-    "scheduler:bad_plugins:WrongDefault": {"test_defaults_are_valid", "test_options_can_be_written_to_a_file"},
-    "scheduler:bad_plugins:OneWay": {"test_options_can_be_written_to_a_file"},
-    "scheduler:bad_plugins:Shared": {"test_it_is_built_anew_each_time"},
-    "scheduler:bad_plugins:FailsInAChild": {"test_it_is_built_in_another_process"},
-    "scheduler:bad_plugins:TouchesCuda": {"test_no_import_touches_cuda"},
+    "kernels:bad_plugins:TwoLines": {"test_the_summary_is_one_line"},
+    "kernels:bad_plugins:ProblemsAreText": {"test_problems_are_sentences"},
+    "kernels:bad_plugins:ProblemsFailElsewhere": {"test_problems_are_sentences"},
+    "kernels:bad_plugins:Lax": {"test_an_unknown_option_is_refused"},
+    "kernels:bad_plugins:Silent": {"test_every_option_is_described"},
+    "kernels:bad_plugins:WrongDefault": {"test_defaults_are_valid", "test_options_can_be_written_to_a_file"},
+    "kernels:bad_plugins:OneWay": {"test_options_can_be_written_to_a_file"},
+    "kernels:bad_plugins:Shared": {"test_it_is_built_anew_each_time"},
+    "kernels:bad_plugins:FailsInAChild": {"test_it_is_built_in_another_process"},
+    "kernels:bad_plugins:TouchesCuda": {"test_no_import_touches_cuda"},
     "scheduler:bad_plugins:Starving": {"kind"},
     "attention:bad_plugins:OffScale": {"kind"},
     "attention:bad_plugins:OneTooFar": {"kind"},
@@ -34,10 +34,10 @@ BAD = {
     "connector:bad_plugins:Talkative": {"kind"},
     "model:bad_plugins:Careless": {"kind"},
     # last, as another process is needed after each
-    "scheduler:bad_heavy:Heavy": {"test_the_front_door_imports_nothing_heavy"},
-    "scheduler:bad_plugins:EndsTheChild": {"test_it_loads_in_another_process", "test_it_is_built_in_another_process"},
+    "kernels:bad_heavy:Heavy": {"test_the_front_door_imports_nothing_heavy"},
+    "kernels:bad_plugins:EndsTheChild": {"test_it_loads_in_another_process", "test_it_is_built_in_another_process"},
 }
-REFUSED = {"scheduler:bad_plugins:BadRequirement": "cannot be read"}
+REFUSED = {"kernels:bad_plugins:BadRequirement": "cannot be read"}
 
 
 def run_kit(*arguments):
