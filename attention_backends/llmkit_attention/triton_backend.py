@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
-from llmkit_attention.triton_cache import write_kv
+from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_kernels import attention_kernel, combine_kernel
+from llmkit_attention.triton_launch import PreparedLaunch
 from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, launches
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
 
@@ -27,8 +28,16 @@ ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
 
 
 @dataclass(frozen=True)
+class _Prepared:
+    """Launches of one layer after another, in this order; combine is left out where nothing was split."""
+
+    write: PreparedLaunch
+    attend: tuple[tuple[PreparedLaunch, PreparedLaunch | None], ...]
+
+
+@dataclass(frozen=True)
 class _Plan:
-    """launches: by what of a layer they depend on; filled by the first layer of each kind."""
+    """prepared: by what launches depend on of a layer and its tensors; filled by the first layer of each kind."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -36,7 +45,7 @@ class _Plan:
     slot_mapping: torch.Tensor
     query_lens: IntArray
     lengths: IntArray
-    launches: dict[tuple[LayerShape, int], tuple[Launch, ...]] = field(default_factory=dict)
+    prepared: dict[Hashable, _Prepared] = field(default_factory=dict)
 
 
 class TritonAttention(AttentionBackend):
@@ -48,6 +57,7 @@ class TritonAttention(AttentionBackend):
     def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
         self._device = device
         self._choose_tile = choose_tile
+        self._kinds: dict[AttentionLayer, AttentionLayer] = {}  # what launches depend on of a layer: not its place
 
     def support(self, query: AttentionQuery) -> Support:
         reasons = []
@@ -98,11 +108,50 @@ class TritonAttention(AttentionBackend):
             output[tokens:] = 0
         if not tokens:
             return output
-        with torch.cuda.device_of(query):  # Triton launches on the current device
-            write_kv(key, value, kv_cache, metadata.slot_mapping)
-            for launch in self._launches(layer, query.dtype, kv_cache.dtype, metadata):
-                _run(launch, layer, query, kv_cache, metadata, output)
-        return output.to(query.dtype)
+        if query.is_cuda and query.device.index != torch.cuda.current_device():
+            with torch.cuda.device_of(query):  # Triton launches on the current device
+                self._attend(layer, query, key, value, kv_cache, metadata, output)
+        else:
+            self._attend(layer, query, key, value, kv_cache, metadata, output)
+        return output.to(query.dtype) if INTERPRETED else output
+
+    def _attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: _Plan,
+        output: torch.Tensor,
+    ) -> None:
+        strides = query.stride(), key.stride(), value.stride(), kv_cache.stride()
+        kind = self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
+        known = (kind, query.dtype, kv_cache.dtype, strides)
+        prepared = plan.prepared.get(known)
+        if prepared is None:
+            prepared = plan.prepared[known] = self._prepare(layer, query, key, value, kv_cache, plan, output)
+        prepared.write(key, value, kv_cache)
+        for attend, combine in prepared.attend:
+            attend(query, kv_cache, output)
+            if combine is not None:
+                combine(output)
+
+    def _prepare(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: _Plan,
+        output: torch.Tensor,
+    ) -> _Prepared:
+        launches_of_step = self._launches(layer, query.dtype, kv_cache.dtype, plan)
+        return _Prepared(
+            write_launch(key, value, kv_cache, plan.slot_mapping),
+            tuple(_prepared(launch, layer, query, kv_cache, plan, output) for launch in launches_of_step),
+        )
 
     def _launches(
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
@@ -115,89 +164,79 @@ class TritonAttention(AttentionBackend):
             layer.sliding_window,
             max_group=64 if itemsize == 2 else 16,
         )
-        known = plan.launches.get((shape, itemsize))
-        if known is None:
-            device = self._device or _device_of(plan.seq_lens.device)
-            choose = self._choose_tile
+        if self._device is None:
+            self._device = _device_of(plan.seq_lens.device)
+        device, choose = self._device, self._choose_tile
 
-            def tile_of(query_class: QueryClass) -> Tile:
-                return choose(shape.padded_head_size, query_class, itemsize, device)
+        def tile_of(query_class: QueryClass) -> Tile:
+            return choose(shape.padded_head_size, query_class, itemsize, device)
 
-            known = tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
-            plan.launches[shape, itemsize] = known
-        return known
+        return tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
 
 
-def _run(
+def _prepared(
     launch: Launch,
     layer: AttentionLayer,
     query: torch.Tensor,
     kv_cache: torch.Tensor,
     plan: _Plan,
     output: torch.Tensor,
-) -> None:
+) -> tuple[PreparedLaunch, PreparedLaunch | None]:
     """One launch of the attention kernel and, if keys were split, of the one that combines."""
-    head_size, rows = layer.head_size, plan.lengths.shape[0]
-    padded, splits = max(16, triton.next_power_of_2(head_size)), launch.num_splits
-    factor, cap = _folded(layer)
-    partial = lse = output
-    if splits > 1:
-        slots = launch.num_blocks * launch.num_programs * splits * launch.block_m
+    padded = max(16, triton.next_power_of_2(layer.head_size))
+    partial = lse = plan.seq_lens  # not used
+    slots = launch.num_parts * launch.num_programs * launch.block_m
+    if slots:  # all layers use it, one after the other
         partial = torch.empty((slots, padded), dtype=torch.float32, device=query.device)
         lse = torch.empty(slots, dtype=torch.float32, device=query.device)
-    of_rows = (rows, layer.sliding_window or 0, launch.least_span, launch.min_tokens, launch.max_tokens)
+    factor, cap = _folded(layer)
+    of_rows = (
+        plan.lengths.shape[0],
+        layer.sliding_window or 0,
+        launch.least_span,
+        launch.min_tokens,
+        launch.max_tokens,
+        launch.num_splits,
+    )
     shared = {
         "GROUP_SIZE": layer.num_heads // layer.num_kv_heads,
         "GROUP": launch.group,
         "BLOCK_Q": launch.block_q,
-        "HEAD_SIZE": head_size,
+        "HEAD_SIZE": layer.head_size,
         "BLOCK_D": padded,
         "BLOCK_M": launch.block_m,
         "BLOCK_N": launch.tile.block_n,
         "WINDOWED": layer.sliding_window is not None,
+        "ITEMS": launch.num_items > 0,
         "ONE_PER_ROW": launch.one_per_row,
     }
-    attention_kernel[(launch.num_programs, launch.num_blocks, splits)](
-        query,
-        kv_cache,
-        output,
-        partial,
-        lse,
-        plan.query_start_loc,
-        plan.seq_lens,
-        plan.block_table,
-        query.stride(0),
-        query.stride(1),
-        output.stride(0),
-        kv_cache.stride(0),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        plan.block_table.stride(0),
-        factor,
-        cap,
-        *of_rows,
-        PAGE=kv_cache.shape[3],
-        COMPUTE=_arithmetic(query.dtype, kv_cache.dtype),
-        CAPPED=layer.soft_cap is not None,
-        SPLIT=splits > 1,
-        PHASED=launch.tile.phased,
-        num_warps=launch.tile.num_warps,
-        num_stages=launch.tile.num_stages,
-        **shared,
+    attend = PreparedLaunch(
+        attention_kernel,
+        (launch.num_programs, launch.num_items or launch.num_blocks, launch.num_splits),
+        tensors=(partial, lse, plan.query_start_loc, plan.seq_lens, plan.block_table),
+        strides=(query.stride(0), query.stride(1), output.stride(0), *kv_cache.stride()[:3]),
+        numbers=(factor, cap, plan.block_table.stride(0), *of_rows),
+        constants=shared
+        | {
+            "PAGE": kv_cache.shape[3],
+            "COMPUTE": _arithmetic(query.dtype, kv_cache.dtype),
+            "CAPPED": layer.soft_cap is not None,
+            "SPLIT": slots > 0,
+            "PHASED": launch.tile.phased,
+        },
+        options={"num_warps": launch.tile.num_warps, "num_stages": launch.tile.num_stages},
     )
-    if splits > 1:
-        combine_kernel[(launch.num_programs, launch.num_blocks, launch.block_m)](
-            partial,
-            lse,
-            output,
-            plan.query_start_loc,
-            plan.seq_lens,
-            output.stride(0),
-            *of_rows,
-            splits,
-            BLOCK_S=_COMBINED_SPLITS,
-            **shared,
-        )
+    if not slots:
+        return attend, None
+    combine = PreparedLaunch(
+        combine_kernel,
+        (launch.num_programs, launch.num_blocks, launch.block_m),
+        tensors=(partial, lse, plan.query_start_loc, plan.seq_lens),
+        strides=(output.stride(0),),
+        numbers=(*of_rows, launch.num_items),
+        constants=shared | {"BLOCK_S": _COMBINED_SPLITS},
+    )
+    return attend, combine
 
 
 def _folded(layer: AttentionLayer) -> tuple[float, float]:

@@ -6,14 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit_attention.triton_launch import PreparedLaunch
+
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _write_kv(
+def write_kernel(
     key_ptr,
     value_ptr,
     cache_ptr,
     slots_ptr,
-    num_tokens,
     key_stride,
     value_stride,
     key_head_stride,
@@ -21,6 +22,7 @@ def _write_kv(
     page_stride,
     part_stride,
     head_stride,
+    num_tokens,
     PAGE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -41,27 +43,29 @@ def _write_kv(
     tl.store(cell + part_stride, tl.load(value, mask=written).to(cache_ptr.dtype.element_ty), mask=written)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """key, value [t, kv_heads, head_size] → kv_cache [pages, 2, kv_heads, page_size, head_size], where slot_mapping
-    int64[t] says; negative slots are left out. The last dimension of all three must be dense."""
+def write_launch(
+    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> PreparedLaunch:
+    """The launch that writes key, value [t, kv_heads, head_size] to kv_cache [pages, 2, kv_heads, page_size, head_size]
+    where slot_mapping int64[t] says; negative slots are left out. The last dimension of all three must be dense."""
     tokens, (_, _, heads, page_size, head_size) = slot_mapping.shape[0], kv_cache.shape
     # A few tokens: as many programs as possible. Many: neighbours go to the same page.
     block = 4 if tokens <= 512 else 16
-    _write_kv[(triton.cdiv(tokens, block), heads)](
-        key,
-        value,
-        kv_cache,
-        slot_mapping,
-        tokens,
-        key.stride(0),
-        value.stride(0),
-        key.stride(1),
-        value.stride(1),
-        kv_cache.stride(0),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        PAGE=page_size,
-        HEAD_SIZE=head_size,
-        BLOCK_D=triton.next_power_of_2(head_size),
-        BLOCK_T=block,
+    return PreparedLaunch(
+        write_kernel,
+        (triton.cdiv(tokens, block), heads, 1),
+        tensors=(slot_mapping,),
+        strides=(key.stride(0), value.stride(0), key.stride(1), value.stride(1), *kv_cache.stride()[:3]),
+        numbers=(tokens,),
+        constants={
+            "PAGE": page_size,
+            "HEAD_SIZE": head_size,
+            "BLOCK_D": triton.next_power_of_2(head_size),
+            "BLOCK_T": block,
+        },
     )
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Once what `write_launch` prepares."""
+    write_launch(key, value, kv_cache, slot_mapping)(key, value, kv_cache)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from llmkit_attention.triton_items import find_item, item_span, items_before
 
 
 @triton.jit
@@ -147,7 +147,9 @@ def _attend(
     return acc, total, peak
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_rows", "window", "least_span", "min_tokens", "max_tokens"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_rows", "window", "least_span", "min_tokens", "max_tokens", "num_splits"]
+)
 def attention_kernel(
     query_ptr,
     cache_ptr,
@@ -163,14 +165,15 @@ def attention_kernel(
     page_stride,
     part_stride,
     head_stride,
-    table_stride,
     factor,
     cap,
+    table_stride,
     num_rows,
     window,
     least_span,
     min_tokens,
     max_tokens,
+    num_splits,
     GROUP_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -183,27 +186,44 @@ def attention_kernel(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     SPLIT: tl.constexpr,
+    ITEMS: tl.constexpr,
     ONE_PER_ROW: tl.constexpr,
     PHASED: tl.constexpr,
 ):
     """Grid: (programs for heads, query blocks, splits). Rows with min_tokens < tokens <= max_tokens are computed.
 
     GROUP of the GROUP_SIZE query heads of a KV head are in one program. Without SPLIT the result is written; with it,
-    the normalised result of the split and its log-sum-exp (base 2), for `combine_kernel`.
+    the normalised result of the split and its log-sum-exp (base 2), for `combine_kernel`, unless a row has but one.
+    ITEMS: the second dimension are the items of `triton_items`, the third is 1; only with SPLIT and ONE_PER_ROW.
     PHASED: keys that all queries of the block see go through a loop without masks, the others through another.
     """
     PER_KV_HEAD: tl.constexpr = (GROUP_SIZE + GROUP - 1) // GROUP
     head_program = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # a row's last block has most to do
     split = tl.program_id(2)
+    place = (block.to(tl.int64) * tl.num_programs(0) + head_program) * num_splits + split
+    item_keys = least_span
+    if ITEMS:
+        item_keys = item_span(
+            starts_ptr, seq_lens_ptr, num_rows, tl.num_programs(1), least_span, window, min_tokens, max_tokens,
+            BLOCK_N, WINDOWED,
+        )  # fmt: skip
+        block, split = find_item(
+            starts_ptr, seq_lens_ptr, num_rows, block, item_keys, window, min_tokens, max_tokens, BLOCK_N, WINDOWED
+        )
+        if block >= num_rows:
+            return
     row, row_start, length, first = _query_block(starts_ptr, block, num_rows, BLOCK_Q, ONE_PER_ROW)
     if (first >= length) | (length <= min_tokens) | (length > max_tokens):
         return
     context = tl.load(seq_lens_ptr + row) - length
     lowest, end, aligned, span = _key_range(
-        context, length, first, window, least_span, tl.num_programs(2), BLOCK_Q, BLOCK_N, WINDOWED
+        context, length, first, window, least_span, num_splits, BLOCK_Q, BLOCK_N, WINDOWED
     )
+    if ITEMS:
+        span = item_keys
     begin = aligned
+    all_keys = end - aligned
     if SPLIT:
         begin = aligned + split * span
         end = tl.minimum(begin + span, end)
@@ -255,23 +275,25 @@ def attention_kernel(
     seen = total > 0.0
     acc = acc / tl.where(seen, total, 1.0)[:, None]
     if SPLIT:
-        slot = (block.to(tl.int64) * tl.num_programs(0) + head_program) * tl.num_programs(2) + split
-        slots = slot * BLOCK_M + m
-        tl.store(partial_ptr + slots[:, None] * BLOCK_D + column[None, :], acc, mask=exists[:, None])
-        tl.store(lse_ptr + slots, tl.where(seen, peak + tl.log2(total), -float("inf")), mask=exists)
-    else:
-        tl.store(
-            output_ptr + where[:, None] * output_stride + head[:, None] * HEAD_SIZE + column[None, :],
-            acc.to(output_ptr.dtype.element_ty),
-            mask=cells,
-        )
+        slots = place * BLOCK_M + m
+        parts = exists & (m * 0 + all_keys > span)
+        tl.store(partial_ptr + slots[:, None] * BLOCK_D + column[None, :], acc, mask=parts[:, None])
+        tl.store(lse_ptr + slots, tl.where(seen, peak + tl.log2(total), -float("inf")), mask=parts)
+        cells = cells & (m * 0 + all_keys <= span)[:, None]
+    tl.store(
+        output_ptr + where[:, None] * output_stride + head[:, None] * HEAD_SIZE + column[None, :],
+        acc.to(output_ptr.dtype.element_ty),
+        mask=cells,
+    )
 
 
-@triton.jit(do_not_specialize=["num_rows", "window", "least_span", "min_tokens", "max_tokens", "num_splits"])
+@triton.jit(
+    do_not_specialize=["num_rows", "window", "least_span", "min_tokens", "max_tokens", "num_splits", "num_items"]
+)
 def combine_kernel(
+    output_ptr,
     partial_ptr,
     lse_ptr,
-    output_ptr,
     starts_ptr,
     seq_lens_ptr,
     output_stride,
@@ -281,6 +303,7 @@ def combine_kernel(
     min_tokens,
     max_tokens,
     num_splits,
+    num_items,
     GROUP_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -289,6 +312,7 @@ def combine_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    ITEMS: tl.constexpr,
     ONE_PER_ROW: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
@@ -308,15 +332,29 @@ def combine_kernel(
     _, end, aligned, span = _key_range(
         context, length, first, window, least_span, num_splits, BLOCK_Q, BLOCK_N, WINDOWED
     )
+    if ITEMS:
+        span = item_span(
+            starts_ptr, seq_lens_ptr, num_rows, num_items, least_span, window, min_tokens, max_tokens, BLOCK_N, WINDOWED
+        )
     used = tl.cdiv(end - aligned, span)
-    slot = (block.to(tl.int64) * tl.num_programs(0) + head_program) * num_splits * BLOCK_M + m
+    if used <= 1:  # it is written already
+        return
+    if ITEMS:
+        item = items_before(
+            starts_ptr, seq_lens_ptr, num_rows, row, span, window, min_tokens, max_tokens, BLOCK_N, WINDOWED
+        )
+        slot = (item.to(tl.int64) * tl.num_programs(0) + head_program) * BLOCK_M + m
+        step = tl.num_programs(0) * BLOCK_M
+    else:
+        slot = (block.to(tl.int64) * tl.num_programs(0) + head_program) * num_splits * BLOCK_M + m
+        step = BLOCK_M
     column = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
     total = 0.0
     peak = -float("inf")
     for start in range(0, used, BLOCK_S):
         split = start + tl.arange(0, BLOCK_S)
-        places = slot + split * BLOCK_M
+        places = slot + split * step
         lse = tl.load(lse_ptr + places, mask=split < used, other=-float("inf"))
         part = tl.load(
             partial_ptr + places[:, None] * BLOCK_D + column[None, :], mask=(split < used)[:, None], other=0.0

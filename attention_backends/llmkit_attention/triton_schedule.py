@@ -6,7 +6,7 @@ All of it affects speed alone: the kernels read lengths on the device and are ri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,9 @@ class LayerShape:
 @dataclass(frozen=True)
 class Launch:
     """One launch of the attention kernel, over rows with min_tokens < tokens <= max_tokens; splits as the kernel
-    takes them. group: query heads of one program. one_per_row: query block r is row r."""
+    takes them. group: query heads of one program. one_per_row: query block r is row r. num_items: 0, or how many
+    items (`triton_items`) the rows' keys are cut into; then num_splits is 1.
+    """
 
     tile: Tile
     group: int
@@ -54,10 +56,16 @@ class Launch:
     num_programs: int
     num_blocks: int
     num_splits: int
+    num_items: int
     least_span: int
     min_tokens: int
     max_tokens: int
     one_per_row: bool
+
+    @property
+    def num_parts(self) -> int:
+        """Partial results per program and query row; 0 if nothing is split."""
+        return self.num_items or (self.num_blocks * self.num_splits if self.num_splits > 1 else 0)
 
 
 def launches(
@@ -67,13 +75,13 @@ def launches(
     and tokens in the cache with these."""
     tile = tile_of("decode")
     _, few = _packed(layer, tile)
-    is_few = query_lens <= few
-    if is_few.any():
-        spans = _visible(query_lens[is_few], seq_lens[is_few], layer)
-        yield _launch(layer, tile, device, len(query_lens), spans, spans, 0, few, True)
-    if is_few.all():
-        return
     longest = int(query_lens.max())
+    is_few = None if longest <= few else query_lens <= few
+    if is_few is None or is_few.any():
+        lens, ends = (query_lens, seq_lens) if is_few is None else (query_lens[is_few], seq_lens[is_few])
+        yield _few(layer, tile_of, device, len(query_lens), _visible(lens, ends, layer), few)
+    if is_few is None:
+        return
     tile = tile_of("short")
     if longest > _packed(layer, tile)[1]:
         tile = tile_of("long")
@@ -84,7 +92,29 @@ def launches(
     average = _visible(np.minimum(lens, block_q), ends - lens // 2, layer)
     num_blocks = int(query_lens.sum()) // block_q + len(query_lens)
     smallest = few if is_few.any() else 0
-    yield _launch(layer, tile, device, num_blocks, spans, average * blocks, smallest, _NO_LIMIT, False)
+    yield _launch(
+        layer, tile, device, num_blocks, int(spans.max()), int(np.dot(average.astype(np.int64), blocks)), smallest, None
+    )
+
+
+def _few(layer: LayerShape, tile_of: TileChoice, device: Device, rows: int, spans: IntArray, few: int) -> Launch:
+    """Rows of few tokens: a program for each row and KV head if that fills the GPU, else their keys are split."""
+    longest, work = int(spans.max()), int(spans.sum(dtype=np.int64))
+    whole = _launch(layer, tile_of("decode"), device, rows, longest, work, 0, few)
+    if whole.num_splits == 1:
+        return whole
+    tile = tile_of("split")
+    launch = _launch(layer, tile, device, rows, longest, work, 0, few)
+    parts = int((-(-spans // launch.least_span)).sum())
+    if launch.num_splits == 1 or 2 * parts >= rows * launch.num_splits:
+        return launch
+    # Rows are uneven: most splits of a rectangular grid would be empty, and the long ones come last.
+    slots = -(-device.num_processors * tile.programs_per_processor // launch.num_programs)
+    num_items = rows + max(rows, slots)
+    bytes_of_parts = num_items * launch.num_programs * launch.block_m * (layer.padded_head_size + 1) * 4
+    if bytes_of_parts > _WORKSPACE_BYTES:
+        return launch
+    return replace(launch, num_splits=1, num_items=num_items, least_span=_rounded(_LEAST_SPAN, tile))
 
 
 def _packed(layer: LayerShape, tile: Tile) -> tuple[int, int]:
@@ -105,35 +135,38 @@ def _launch(
     tile: Tile,
     device: Device,
     num_blocks: int,
-    spans: IntArray,
-    work: IntArray,
+    longest: int,
+    work: int,
     min_tokens: int,
-    max_tokens: int,
-    one_per_row: bool,
+    few: int | None,
 ) -> Launch:
-    """spans: keys of the longest block of each row, work: keys of all its blocks."""
+    """longest: keys of the longest query block, work: keys of all. few: most tokens of a row that has one block."""
     block_m, block_q = _packed(layer, tile)
     num_programs = layer.num_kv_heads * layer.programs_per_kv_head
-    longest = int(spans.max()) + (0 if layer.sliding_window is None else tile.block_n)
+    longest += 0 if layer.sliding_window is None else tile.block_n
     wanted = device.num_processors * tile.programs_per_processor
-    share = -(-int(work.sum()) * num_programs // wanted)
+    share = -(-work * num_programs // wanted)
     num_splits = _num_splits(longest, max(share, _LEAST_SPAN))
     bytes_per_split = num_blocks * num_programs * block_m * (layer.padded_head_size + 1) * 4
     num_splits = max(1, min(num_splits, _WORKSPACE_BYTES // bytes_per_split))
-    span = -(-longest // num_splits)
     return Launch(
-        tile,
-        layer.group,
-        block_m,
-        block_q,
-        num_programs,
-        num_blocks,
-        num_splits,
-        -(-span // tile.block_n) * tile.block_n,
-        min_tokens,
-        max_tokens,
-        one_per_row,
+        tile=tile,
+        group=layer.group,
+        block_m=block_m,
+        block_q=block_q,
+        num_programs=num_programs,
+        num_blocks=num_blocks,
+        num_splits=num_splits,
+        num_items=0,
+        least_span=_rounded(-(-longest // num_splits), tile),
+        min_tokens=min_tokens,
+        max_tokens=_NO_LIMIT if few is None else few,
+        one_per_row=few is not None,
     )
+
+
+def _rounded(keys: int, tile: Tile) -> int:
+    return -(-keys // tile.block_n) * tile.block_n
 
 
 def _num_splits(longest: int, share: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-QueryClass = Literal["decode", "short", "long"]
-"""decode: one token, or as many as fit the smallest tile; short: chunks that fit a tile of 64; long: anything."""
+QueryClass = Literal["decode", "split", "short", "long"]
+"""decode: one token, or as many as fit the smallest tile; split: the same where keys are split over programs; short:
+chunks that fit a tile of 64; long: anything. Tiles of "decode" and "split" have the same block_m."""
 
 MAX_HEAD_SIZE = 256
 
@@ -41,35 +42,44 @@ class Device:
 # (largest padded head size, class) for 16-bit arithmetic. Hopper: products by warp groups, tiles of 64 rows and more.
 _HOPPER: dict[tuple[int, QueryClass], Tile] = {
     (64, "decode"): Tile(16, 128, 4, 3, False, 3),
+    (64, "split"): Tile(16, 128, 4, 3, False, 3),
     (64, "short"): Tile(64, 64, 4, 3, True, 2),
     (64, "long"): Tile(128, 64, 4, 3, True, 2),
-    (128, "decode"): Tile(16, 64, 4, 3, False, 3),
+    (128, "decode"): Tile(16, 32, 2, 4, False, 4),
+    (128, "split"): Tile(16, 64, 4, 4, False, 2),
     (128, "short"): Tile(64, 64, 4, 3, True, 2),
     (128, "long"): Tile(128, 64, 8, 3, True, 1),
     (256, "decode"): Tile(16, 32, 4, 3, False, 3),
+    (256, "split"): Tile(16, 32, 4, 3, False, 3),
     (256, "short"): Tile(64, 32, 4, 3, True, 1),
     (256, "long"): Tile(128, 64, 8, 2, True, 1),
 }
 _OTHERS: dict[tuple[int, QueryClass], Tile] = {
     (64, "decode"): Tile(16, 64, 4, 3, False),
+    (64, "split"): Tile(16, 64, 4, 3, False),
     (64, "short"): Tile(64, 64, 4, 3, True),
     (64, "long"): Tile(128, 64, 4, 3, True),
     (128, "decode"): Tile(16, 64, 4, 3, False),
+    (128, "split"): Tile(16, 64, 4, 3, False),
     (128, "short"): Tile(64, 32, 4, 3, True),
     (128, "long"): Tile(128, 32, 8, 3, True, 1),
     (256, "decode"): Tile(16, 32, 4, 2, False),
+    (256, "split"): Tile(16, 32, 4, 2, False),
     (256, "short"): Tile(64, 32, 4, 2, True),
     (256, "long"): Tile(64, 32, 8, 2, True, 1),
 }
 # Exact float32 has no matrix units: products are unrolled over registers, so the tiles are small.
 _FLOAT32: dict[tuple[int, QueryClass], Tile] = {
     (64, "decode"): Tile(16, 32, 4, 2, False),
+    (64, "split"): Tile(16, 32, 4, 2, False),
     (64, "short"): Tile(32, 32, 4, 2, True),
     (64, "long"): Tile(32, 32, 4, 2, True),
     (128, "decode"): Tile(16, 32, 8, 2, False),
+    (128, "split"): Tile(16, 32, 8, 2, False),
     (128, "short"): Tile(32, 32, 8, 2, True),
     (128, "long"): Tile(32, 32, 8, 2, True),
     (256, "decode"): Tile(16, 16, 8, 2, False),
+    (256, "split"): Tile(16, 16, 8, 2, False),
     (256, "short"): Tile(32, 16, 8, 2, True),
     (256, "long"): Tile(32, 16, 8, 2, True),
 }

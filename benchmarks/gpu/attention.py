@@ -34,39 +34,36 @@ from llmkit_attention.triton_cache import write_kv
 from llmkit_attention.triton_tiles import Device, QueryClass, Tile, tile_for
 
 DECODE_TILES = (
+    Tile(16, 32, 2, 4, False, 4),
+    Tile(16, 32, 2, 6, False, 3),
+    Tile(16, 32, 2, 3, False, 4),
+    Tile(16, 32, 1, 4, False, 4),
     Tile(16, 64, 4, 3, False, 3),
     Tile(16, 64, 4, 4, False, 2),
-    Tile(16, 64, 2, 3, False, 3),
-    Tile(16, 64, 2, 4, False, 2),
+    Tile(16, 64, 4, 2, False, 4),
     Tile(16, 128, 4, 2, False, 3),
-    Tile(16, 128, 4, 3, False, 1),
     Tile(16, 128, 8, 3, False, 1),
-    Tile(16, 32, 2, 4, False, 4),
-    Tile(16, 32, 1, 4, False, 4),
-    Tile(16, 32, 4, 5, False, 3),
 )
 LONG_TILES = (
     Tile(128, 64, 8, 3, True, 1),
-    Tile(128, 64, 8, 4, True, 1),
     Tile(128, 128, 8, 2, True, 1),
-    Tile(128, 64, 8, 2, True, 1),
-    Tile(64, 64, 4, 3, True, 2),
-    Tile(64, 64, 4, 2, True, 2),
-    Tile(64, 128, 4, 2, True, 1),
-    Tile(64, 32, 4, 4, True, 2),
-    Tile(128, 64, 8, 3, False, 1),
-    Tile(64, 64, 4, 3, False, 2),
     Tile(128, 32, 4, 4, True, 2),
+    Tile(128, 32, 4, 3, True, 2),
+    Tile(128, 32, 8, 4, True, 2),
+    Tile(128, 64, 4, 2, True, 2),
+    Tile(64, 64, 4, 2, True, 2),
+    Tile(64, 64, 4, 3, True, 2),
+    Tile(64, 32, 4, 4, True, 3),
 )
 
 
 def backend_with(tile: Tile | None, query_class: QueryClass | None) -> TritonAttention:
-    """The backend with `tile` for one class of query lengths ("long" stands for "short" as well)."""
+    """The backend with `tile` for few tokens ("decode", "split") or for many ("long", "short")."""
     if tile is None:
         return TritonAttention()
 
     def choose(padded_head_size: int, wanted: QueryClass, itemsize: int, device: Device) -> Tile:
-        mine = (wanted == "decode") == (query_class == "decode")
+        mine = (wanted in ("decode", "split")) == (query_class == "decode")
         return tile if mine else tile_for(padded_head_size, wanted, itemsize, device)
 
     return TritonAttention(choose_tile=choose)
@@ -171,8 +168,7 @@ def time_parts(case: Case) -> dict[str, float]:
         return backend.forward(LAYER, query, key, value, cache, plan)
 
     def planned() -> Any:
-        fresh = backend.plan(batch)
-        return backend._launches(LAYER, query.dtype, cache.dtype, fresh)
+        return backend._prepare(LAYER, query, key, value, cache, backend.plan(batch), query)
 
     write = in_graph([lambda: write_kv(key, value, cache, plan.slot_mapping)] * 10, 10)
     return {"eager": eager(call), "host": host(call), "plan": host(planned), "write": write}

@@ -45,6 +45,20 @@ def test_long_sequences_are_split_and_combined(window: int | None, rows: list[tu
     assert run.step(rows) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("window", [None, 600])
+def test_uneven_rows_are_cut_into_items(window: int | None) -> None:
+    """Rows of one item, of several, and one that goes another way, as it has many tokens."""
+    run = AttentionTrial(backend(40), AttentionLayer(0, 2, 1, 16, 0.25, window), 16, capacity=1600)
+    run.fill(3, 700)
+    run.fill(1, 290)
+    rows = [(0, 1), (1, 2), (2, 9), (3, 1), (4, 1)]
+    plan = run.backend.plan(deepcopy(run.pool).step(rows))
+    first = run.backend._launches(run.layer, run.dtype, run.kv_dtype, plan)[0]
+    assert first.num_items > 0
+    assert first.num_splits == 1
+    assert run.step(rows) < TOLERANCE[torch.float32]
+
+
 def test_more_splits_than_are_combined_at_once() -> None:
     run = AttentionTrial(backend(4000), AttentionLayer(0, 1, 1, 16, 0.25), 64)
     run.pool = PagedPool(num_pages=60, page_size=64)
