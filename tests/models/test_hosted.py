@@ -270,24 +270,20 @@ def test_one_worker_only(build: Build) -> None:
         build(small("LlamaForCausalLM"), parallel=ParallelLayout(0, 2))
 
 
-def test_in_an_engine(llmkit_registry: Registry) -> None:
-    """An architecture of transformers that no plugin is called by, with dummy weights, and one that is, by request."""
-    settings: dict[str, Any] = {"load_format": "dummy", "num_blocks": 64, "num_threads": 1}
+def test_it_is_taken_where_no_plugin_is_called_by_the_architecture(llmkit_registry: Registry) -> None:
+    settings: dict[str, Any] = {
+        "load_format": "dummy",
+        "num_blocks": 64,
+        "num_threads": 1,
+        "max_num_batched_tokens": 16,
+    }
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
     prompts = [[1, 2, 3], list(range(30)), [7]]
-    for raw, implementation in ((small("Gemma2ForCausalLM"), "auto"), (small("Qwen3ForCausalLM"), "transformers")):
-        with LLM(
-            overrides=raw,
-            implementation=implementation,
-            registry=llmkit_registry,
-            max_num_batched_tokens=16,
-            **settings,
-        ) as llm:
-            chosen = next(s for s in llm.engine.prepared.registry.selections if s.kind == "model")
-            answers = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-            alone = [llm.generate(p, params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
-        llmkit_registry.selections.clear()
-        assert chosen.name == "transformers"
-        assert ("serves that" in chosen.reason) is (implementation == "auto")
-        assert answers == alone
-        assert all(len(answer) == 8 for answer in answers)
+    with LLM(overrides=small("Gemma2ForCausalLM"), registry=llmkit_registry, **settings) as llm:
+        answers = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+        alone = [llm.generate(p, params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
+    chosen = next(s for s in llmkit_registry.selections if s.kind == "model")
+    assert chosen.name == "transformers"
+    assert chosen.reason == "no plugin is called Gemma2ForCausalLM, and it serves that"
+    assert answers == alone
+    assert all(len(answer) == 8 for answer in answers)
