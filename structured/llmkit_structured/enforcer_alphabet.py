@@ -96,6 +96,20 @@ def automaton(tree: Tree, alphabet: Alphabet) -> Automaton:
     return Automaton(machine.initial, frozenset(machine.finals), steps)
 
 
+def automaton_of_texts(texts: Iterable[str], alphabet: Alphabet) -> Automaton:
+    """The automaton of a list of texts: a state for each beginning."""
+    steps: dict[int, dict[str, int]] = {0: {}}
+    finals = set()
+    for text in texts:
+        state = 0
+        for symbol in map(alphabet.symbol, text):
+            following = steps[state].setdefault(symbol, len(steps))
+            steps.setdefault(following, {})
+            state = following
+        finals.add(state)
+    return Automaton(0, frozenset(finals), steps)
+
+
 def _written(tree: Tree, symbols: Callable[[int, int], list[str]]) -> str:
     """A regular expression of the library's dialect in which every set of characters is a list of symbols."""
     if isinstance(tree, Chars):

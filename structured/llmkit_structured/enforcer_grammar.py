@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler, GrammarRequest
-from llmkit_structured.enforcer_alphabet import Alphabet, Automaton, automaton, code_range, sets_of
+from llmkit_structured.enforcer_alphabet import Alphabet, Automaton, automaton, automaton_of_texts, code_range, sets_of
 from llmkit_structured.enforcer_schema import EnforcerWriter, Schema
 from llmkit_structured.enforcer_tokens import Mask, Node, TokenTree, is_beginning
 from llmkit_structured.json_syntax import JsonSyntax, SyntaxRules
@@ -32,12 +32,11 @@ MAX_REGEX_SIZE = 5_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What a parser is made of; travels from the compile process. One of: choices, a regular expression's automaton
-    (under the name ""), a schema with the automata of its patterns and the rules of the syntax beside it."""
+    """What a parser is made of; travels from the compile process. Either an automaton, under the name "", or a schema
+    with the automata of its patterns and the rules of the syntax beside it."""
 
     alphabet: Alphabet
     automata: dict[str, Automaton] = field(default_factory=dict)
-    choices: tuple[str, ...] = ()
     schema: Schema | None = None
     rules: SyntaxRules | None = None
 
@@ -72,8 +71,7 @@ class EnforcerCompiler(GrammarCompiler):
         automata = {name: automaton(tree, plan.alphabet) for name, tree in trees.items()}
         if any(one.initial not in one.map for one in automata.values()):
             raise invalid(["No text meets the request."])
-        made = Plan(plan.alphabet, automata, plan.choices, plan.schema, plan.rules)
-        return pickle.dumps(made)
+        return pickle.dumps(replace(plan, automata=plan.automata | automata))
 
     def load(self, request: GrammarRequest, compiled: bytes) -> CompiledGrammar:  # noqa: ARG002 - all is in `compiled`
         plan: Plan = pickle.loads(compiled)
@@ -90,7 +88,8 @@ def _prepared(request: GrammarRequest) -> tuple[Plan, dict[str, Any]]:
     """What can be said without the library: a plan, and the languages that still have to become automata."""
     if request.kind == "choice":
         found = choices(request)
-        return Plan(Alphabet.of((), set("".join(found))), choices=tuple(found)), {}
+        alphabet = Alphabet.of((), set("".join(found)))
+        return Plan(alphabet, {"": automaton_of_texts(found, alphabet)}), {}
     if request.kind == "regex":
         tree = regex_tree(request.source)
         _check_size(tree)
@@ -135,14 +134,11 @@ class CompiledParser(CompiledGrammar):
         return ParserState(self, State(self._parser(), None if rules is None else JsonSyntax(rules)))
 
     def _parser(self) -> CharacterLevelParser:
-        from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig, StringParser, UnionParser
+        from lmformatenforcer.characterlevelparser import CharacterLevelParserConfig
         from lmformatenforcer.external.jsonschemaobject import JsonSchemaObject
         from lmformatenforcer.jsonschemaparser import JsonSchemaParser
 
         plan = self.plan
-        if plan.choices:
-            symbol = plan.alphabet.symbol
-            return UnionParser([StringParser("".join(map(symbol, choice))) for choice in plan.choices])
         if plan.schema is None:
             return _regex_parser(plan.automata[""])
         symbols = "".join(map(chr, plan.alphabet.starts)).replace("\\", "")

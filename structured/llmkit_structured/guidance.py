@@ -19,9 +19,9 @@ class GuidanceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     undeclared_properties: Literal["allow", "forbid"] = Field(
-        default="allow",
-        description="Whether an object may have properties that its schema does not name, where the schema says "
-        "nothing of them. allow: as JSON schema has it; forbid: shorter answers.",
+        default="forbid",
+        description="Whether an object may have properties that its schema does not name, where the schema names "
+        "others and says nothing of further ones. forbid: as the other engines; allow: as JSON schema has it.",
     )
     max_lexer_states: int = Field(
         default=50_000,

@@ -16,8 +16,8 @@ from llmkit.registry import Registry
 from llmkit.testing.grammar import accepts, built, followed, parsed, small_vocabulary, tokens_of
 
 DEEP = bool(os.environ.get("LLMKIT_DEEP_TESTS"))
-ENGINES = ("guidance", "outlines", "lm-format-enforcer")
-NUM_SCHEMAS = {"guidance": 60, "outlines": 25, "lm-format-enforcer": 20}
+ENGINES = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
+NUM_SCHEMAS = {"xgrammar": 60, "guidance": 60, "outlines": 25, "lm-format-enforcer": 20}
 NAMES = ["a", "b", "ab", "é", "x y"]
 TEXTS = ["a", "ab", "yes", "é", "10", ""]
 PATTERNS = ["^[ab]+$", "^a", "b$", "^(yes|no)$", "^[0-9]{2}-x?$", "^[^ab]{1,2}$", "^\\w*$"]
