@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmkit.config.flags import Flag, all_flags
+from llmkit.config.flags import Flag, all_flags, combined_flags
 from llmkit.config.load import LoadedConfig, load_config
 from llmkit_cli.signature import OptionGroup
 
@@ -21,12 +21,16 @@ PANEL = "Engine: {}"
 METAVARS = {"text": "TEXT", "integer": "N", "number": "X", "list": "LIST", "table": "JSON", "boolean": "BOOL"}
 
 
+_FLAGS = (*all_flags(), *combined_flags())
+
+
 def parameter_name(flag: Flag) -> str:
     return flag.key.replace(".", "__")
 
 
 def _option(flag: Flag) -> tuple[Any, Any]:
-    panel = PANEL.format(flag.key.partition(".")[0])
+    section, dot, _ = flag.key.partition(".")
+    panel = PANEL.format(section if dot else "all")
     default = "" if flag.default in (None, "", (), {}) else f" [default: {flag.default}]"
     text = f"{flag.description}{default}"
     if flag.type == "boolean" and not flag.choices:
@@ -73,7 +77,7 @@ def _engine_options() -> dict[str, tuple[Any, Any]]:
             False,
         ),
     }
-    return options | {parameter_name(flag): _option(flag) for flag in all_flags() if flag.name}
+    return options | {parameter_name(flag): _option(flag) for flag in _FLAGS if flag.name}
 
 
 ENGINE_OPTIONS = OptionGroup("engine", _engine_options())
@@ -83,7 +87,7 @@ def given_flags(engine: dict[str, Any]) -> dict[str, Any]:
     """Dotted key → value of the flags that were given on the command line."""
     return {
         flag.key: engine[parameter_name(flag)]
-        for flag in all_flags()
+        for flag in _FLAGS
         if flag.name and engine.get(parameter_name(flag)) is not None
     }
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from llmkit.config.combined import COMBINED
 from llmkit.config.engine_config import EngineConfig
 from llmkit.config.sections import Section
 from llmkit.hookspecs.kinds import KINDS
@@ -29,6 +30,7 @@ _NAMES: dict[str, str] = {
     "model.overrides": "--hf-overrides",
     "kv_cache.dtype": "--kv-cache-dtype",
     "kv_cache.memory_gib": "--kv-cache-memory-gib",
+    "kv_cache.event_publisher": "--kv-event-publisher",
     "connector.role": "--connector-role",
     "connector.load_timeout_s": "--connector-load-timeout-s",
     "plugins.auto": "--auto-plugins",
@@ -96,16 +98,25 @@ def all_flags() -> tuple[Flag, ...]:
 
 
 @cache
+def combined_flags() -> tuple[Flag, ...]:
+    """Flags that set several settings at once; their keys are no settings."""
+    return tuple(
+        Flag(flag.key, flag.name, "table", (), True, None, flag.description, "a JSON object")
+        for flag in COMBINED.values()
+    )
+
+
+@cache
 def flags_by_key() -> dict[str, Flag]:
-    """Dotted key → setting."""
-    return {flag.key: flag for flag in all_flags()}
+    """Dotted key → setting, or combined flag."""
+    return {flag.key: flag for flag in (*all_flags(), *combined_flags())}
 
 
 @cache
 def flat_names() -> dict[str, tuple[str, ...]]:
     """Flat name (with underscores) → dotted keys it may mean. Names of flags mean one; a bare field name that several
     sections have means several, and is refused as ambiguous."""
-    names = {flag.flat_name: (flag.key,) for flag in all_flags() if flag.name}
+    names = {flag.flat_name: (flag.key,) for flag in (*all_flags(), *combined_flags()) if flag.name}
     by_field: dict[str, tuple[str, ...]] = {}
     for flag in all_flags():
         field = flag.key.rpartition(".")[2]

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llmkit.config.combined import COMBINED, expand_combined
 from llmkit.config.files import ConfigFile
 from llmkit.config.flags import ENV_PREFIX, flags_by_key, flat_names, section_types
 from llmkit.config.keys import (
@@ -46,6 +47,10 @@ class Layer:
         """Add a setting; a table is taken apart, so that sources merge key by key.
 
         Raises ConfigError if the setting is there already."""
+        if path[0] in COMBINED:
+            for target, item in expand_combined(path[0], value, source):
+                self.add(target, item, source)
+            return None
         if path == OPTIONS:
             return self._add_all_options(value, source)
         if is_table(".".join(path)):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from llmkit.config.engine_config import EngineConfig
-from llmkit.config.flags import Flag, all_flags, section_types
+from llmkit.config.flags import Flag, all_flags, combined_flags, section_types
 
 _HEAD = """Flags win over environment variables, these over a file (`--config`, TOML or YAML), a file over defaults.
 
@@ -35,6 +35,8 @@ def _sections() -> Iterator[str]:
         yield _table(by_section[name])
     yield f"### Top level\n\n{(EngineConfig.__doc__ or '').splitlines()[0]}\n"
     yield _table(by_section[""])
+    yield "### Several at once\n\nFlags that set several of the above. Each takes a JSON object.\n"
+    yield _table(list(combined_flags()))
 
 
 def _table(flags: list[Flag]) -> str:

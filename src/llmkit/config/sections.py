@@ -113,6 +113,10 @@ class KVCacheConfig(Section):
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse blocks of earlier requests with the same prefix."
     )
+    event_publisher: PluginChoice | None = Field(
+        default=None,
+        description="Publish what the prefix cache holds: NAME activates the extension kv-events-NAME; default: none.",
+    )
 
 
 class ConnectorConfig(Section):

@@ -223,7 +223,7 @@ class EngineCore:
             error = raised
         assert error is not None
         logger.error("step %d failed", submitted.plan.step, exc_info=error)
-        self._fail(submitted.plan, f"The step failed: {described(error)}")
+        self._fail(submitted.plan, f"The step failed: {described(error)}", ran=submitted.handle is not None)
         return None
 
     def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:
@@ -245,6 +245,7 @@ class EngineCore:
         self.scheduler.start_over("The step was interrupted.")
         for submitted in in_flight:
             if submitted.handle is None:
+                self.scheduler.transfers.never_ran(submitted.plan)
                 continue
             try:
                 # It reads what the next step writes, and what its transfers have finished is told only once.
@@ -254,9 +255,9 @@ class EngineCore:
         self.scheduler.transfers.broken_off()
         self._tell_finished()
 
-    def _fail(self, plan: StepPlan, message: str) -> None:
+    def _fail(self, plan: StepPlan, message: str, *, ran: bool = True) -> None:
         self._num_failed_steps += 1
-        self.scheduler.fail(plan, message)
+        self.scheduler.fail(plan, message, ran=ran)
 
     def _tell_step(self, submitted: _Submitted, result: StepResult | None, wait_s: float, update_s: float) -> None:
         plan = submitted.plan

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmkit.config import EngineConfig
+from llmkit.config.combined import publisher_extension
 from llmkit.engine.device import resolve_device
 from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
@@ -122,7 +123,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
     config = prepared.config
     policy = _policy(prepared)
     breakers = prepared.breakers
-    observers = prepared.registry.observers(config.extensions, prepared.environment, breakers)
+    observers = prepared.registry.observers(active_extensions(config), prepared.environment, breakers)
     connector = build_connector(config, prepared.registry, prepared.environment)
     executor = _executor(prepared)
     max_concurrent_steps = _concurrent_steps(config, executor)
@@ -244,6 +245,13 @@ def _grammar_service(prepared: PreparedModel) -> GrammarService | None:
     if prepared.grammars is None:
         return None
     return GrammarService(prepared.grammars, prepared.config.structured)
+
+
+def active_extensions(config: EngineConfig) -> tuple[str, ...]:
+    """Names of the extensions that the configuration asks for, by whatever setting."""
+    publisher = config.kv_cache.event_publisher
+    published = () if publisher is None else (publisher_extension(publisher),)
+    return tuple(dict.fromkeys((*config.extensions, *published)))
 
 
 def _policy(prepared: PreparedModel) -> SchedulerPolicy:

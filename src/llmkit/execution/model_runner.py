@@ -68,12 +68,17 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. A row whose logits are unusable fails alone; everything else that goes wrong is raised."""
-        self._apply(plan)
         result = StepResult(token_ids=np.full(plan.num_rows, -1, dtype=np.int32))
         transfers = self.transfers
         if transfers is None:
+            self._apply(plan)
             self._run(plan, self._backend, result)
             return result
+        try:
+            self._apply(plan)
+        except BaseException:
+            transfers.skip(plan.transfers)
+            raise
         transfers.begin(plan.transfers)
         try:
             self._run(plan, transfers.watched(self._backend), result)

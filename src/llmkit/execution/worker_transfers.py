@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmkit.errors import described, shown
@@ -32,7 +32,7 @@ class WorkerTransfers:
         self._moving = False
         self._failed_blocks: frozenset[int] = frozenset()
         self._loaded: frozenset[int] = frozenset()
-        self._released: frozenset[int] = frozenset()
+        self._unstored: frozenset[int] = frozenset()
         self._under_way: dict[int, frozenset[int]] = {}
         self._sync_blocks: frozenset[int] = frozenset()
         self._faults: list[str] = []
@@ -47,14 +47,19 @@ class WorkerTransfers:
         self._sync_blocks = transfers.sync_blocks
         self._under_way |= transfers.loads
         if transfers.cancelled:
-            self._call("cancel", lambda: self._half.cancel(transfers.cancelled))
+            self.cancel(transfers.cancelled)
         if transfers.payload is not None:
             self._moving = True
             self._guarded("start_load", lambda: self._half.start_load(transfers.payload))
             return
         self._fail_step()  # the connector has left out what it was told of
         if transfers.wait_s:
-            self._call("wait", lambda: self._half.wait(transfers.wait_s))
+            self.wait(transfers.wait_s)
+
+    def skip(self, transfers: StepTransfers | None) -> None:
+        """The step of these transfers could not even begin."""
+        self._step = transfers
+        self._fail_step()
 
     def watched(self, backend: AttentionBackend) -> AttentionBackend:
         """`backend`, with the connector's calls around each layer where the step moves something."""
@@ -70,22 +75,35 @@ class WorkerTransfers:
         if self._moving:
             self._guarded("save_layer", lambda: self._half.save_layer(layer))
 
-    def finish(self) -> TransferReport:
-        """End the step; what has finished since the last one."""
+    def cancel(self, load_ids: Collection[int]) -> None:
+        """Nobody waits for these loads any more."""
+        self._call("cancel", lambda: self._half.cancel(load_ids))
+
+    def wait(self, seconds: float) -> None:
+        """Until a transfer has finished, or so long."""
+        self._call("wait", lambda: self._half.wait(seconds))
+
+    def wait_for_save(self) -> None:
+        """Until the step's blocks may be overwritten; nothing of the step is left to do for the calls that follow."""
         if self._moving:
             self._guarded("wait_for_save", self._half.wait_for_save)
         self._moving = False
+
+    def finish(self) -> TransferReport:
+        """End the step; what has finished since the last one."""
+        self.wait_for_save()
         told: TransferReport | None = self._call("report", self._reported)
         if told is None:  # whatever failed is not known: nothing that is under way can be trusted
             self._failed_blocks = self._failed_blocks.union(self._sync_blocks, *self._under_way.values())
             told = TransferReport()
         report = TransferReport(
             self._loaded | told.loaded,
-            self._released | told.released,
+            self._unstored | told.released,
             self._failed_blocks | told.failed_blocks,
             told.counts,
+            self._unstored | told.failed_holds,
         )
-        self._loaded = self._released = self._failed_blocks = frozenset()
+        self._loaded = self._unstored = self._failed_blocks = self._sync_blocks = frozenset()
         for load_id in report.loaded:
             self._under_way.pop(load_id, None)
         return report
@@ -95,10 +113,11 @@ class WorkerTransfers:
         if not isinstance(report, TransferReport):
             raise TypeError(f"it returned {shown(report)}, which is no TransferReport")
         parts = (frozenset(report.loaded), frozenset(report.released), frozenset(report.failed_blocks))
-        if not all(type(id_) is int for part in parts for id_ in part):
+        failed_holds = frozenset(report.failed_holds)
+        if not all(type(id_) is int for part in (*parts, failed_holds) for id_ in part):
             raise TypeError(f"it returned {shown(report)}: an id is no integer")
         counts = {str(name): int(number) for name, number in report.counts.items()}
-        return TransferReport(*parts, counts)
+        return TransferReport(*parts, counts, failed_holds)
 
     def take_faults(self) -> list[str]:
         """What was wrong with the connector since the last time, in words."""
@@ -109,9 +128,7 @@ class WorkerTransfers:
         """The step has failed: nothing of its synchronous transfers may go on behind it."""
         for layer in range(self._num_layers):
             self.before_layer(layer)
-        if self._moving:
-            self._guarded("wait_for_save", self._half.wait_for_save)
-        self._moving = False
+        self.wait_for_save()
 
     def close(self) -> None:
         """Stop transfers."""
@@ -130,7 +147,7 @@ class WorkerTransfers:
             loads = self._step.loads
             self._failed_blocks = self._failed_blocks.union(self._step.sync_blocks, *loads.values())
             self._loaded = self._loaded.union(loads)
-            self._released = self._released.union(self._step.holds)
+            self._unstored = self._unstored.union(self._step.holds)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -179,15 +196,21 @@ class ReportMerger:
         self._world_size = world_size
         self._loaded: dict[int, int] = {}
         self._released: dict[int, int] = {}
+        self._failed_holds: set[int] = set()
 
     def merge(self, reports: Iterable[TransferReport | None]) -> TransferReport:
         """The reports of one step, one a worker; None from a worker that has failed."""
         given = [report for report in reports if report is not None]
+        self._failed_holds.update(*(report.failed_holds for report in given))
+        released = self._complete(self._released, (report.released for report in given))
+        failed_holds = released & self._failed_holds
+        self._failed_holds -= failed_holds
         return TransferReport(
             self._complete(self._loaded, (report.loaded for report in given)),
-            self._complete(self._released, (report.released for report in given)),
+            released,
             frozenset(block for report in given for block in report.failed_blocks),
-            _added_up(report.counts for report in given),
+            added_up(report.counts for report in given),
+            failed_holds,
         )
 
     def _complete(self, counts: dict[int, int], named: Iterable[frozenset[int]]) -> frozenset[int]:
@@ -200,7 +223,8 @@ class ReportMerger:
         return complete
 
 
-def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of several workers' counts, by name."""
     total: dict[str, int] = {}
     for one in counts:
         for name, change in one.items():

@@ -16,6 +16,7 @@ from llmkit.errors import InvalidRequestError, shown
 from llmkit.frontend.chat_template import ChatTemplate, missing_template
 from llmkit.frontend.prompts import ParsedPrompt, RequestOptions, parse_prompt, refused
 from llmkit.frontend.tokenizer import Tokenizer
+from llmkit.frontend.transfer_params import checked_transfer_params
 from llmkit.grammars.constraints import grammar_request
 from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import EngineRequest
@@ -107,6 +108,7 @@ class InputProcessor:
             priority=_checked_priority(options.priority),
             user=_checked_text(options.user, "user"),
             cache_salt=_checked_text(parsed.cache_salt or options.cache_salt, "cache_salt"),
+            kv_transfer_params=checked_transfer_params(options.kv_transfer_params),
             grammar=self._grammar_task(params) if max_tokens > 0 else None,
         )
         return PreparedRequest(request, request_id, text)

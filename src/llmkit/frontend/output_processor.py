@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmkit.frontend.answer import Answer
 from llmkit.frontend.input_processor import PreparedRequest
@@ -36,6 +37,7 @@ class RequestState:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     preemptions: dict[int, int] = field(default_factory=dict)
+    kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     error_param: str | None = None
 
@@ -122,6 +124,8 @@ class OutputProcessor:
         if output.new_token_ids:
             state.metrics.first_token_time = state.metrics.first_token_time or now
             state.metrics.last_token_time = now
+        if state.kv_transfer_params is None:
+            state.kv_transfer_params = output.kv_transfer_params
         if output.error is not None:
             state.error, state.error_param = output.error, output.error_param
         answer = state.answers[output.index]
@@ -151,6 +155,7 @@ class OutputProcessor:
             prompt_logprobs=state.prompt_logprobs,
             metrics=state.metrics,
             num_cached_tokens=state.num_cached_tokens,
+            kv_transfer_params=state.kv_transfer_params,
             error=state.error,
             error_param=state.error_param,
         )

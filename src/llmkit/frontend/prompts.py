@@ -30,6 +30,7 @@ class RequestOptions:
     cache_salt: the prefix cache is shared only among requests with the same salt.
     truncate_prompt_tokens: keep only that many tokens, the last ones; -1: as many as the context takes.
     add_special_tokens: whether the tokenizer adds its own to a text prompt (BOS); chats never get them twice.
+    kv_transfer_params: for the connector, a JSON object; refused if there is none.
     """
 
     request_id: str | None = None
@@ -38,6 +39,7 @@ class RequestOptions:
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool = True
+    kv_transfer_params: Mapping[str, Any] | None = None
 
 
 def options_each(options: Any, count: int, **fields: Any) -> list[Any]:

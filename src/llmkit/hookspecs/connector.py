@@ -161,8 +161,9 @@ class TransferReport:
     """What one worker half has finished since its last report. Everything is reported once.
 
     loaded: ids of asynchronous loads that have ended, well or not; nothing writes to their blocks any more.
-    released: ids of holds that are over. failed_blocks: allocation blocks that were to be loaded and hold nothing
-    usable: of a synchronous load in the report of its own step, of an asynchronous one at the latest when it ends.
+    released: ids of holds that are over, well or not. failed_blocks: allocation blocks that were to be loaded and hold
+    nothing usable: of a synchronous load in the report of its own step, of an asynchronous one at the latest when it
+    ends. failed_holds: those of `released` whose blocks were not stored; the core reports so what never ran.
     counts: name → change since the last report, of whatever the worker half counts for the scheduler half's `stats`;
     those of several workers are added up.
     """
@@ -171,6 +172,7 @@ class TransferReport:
     released: frozenset[int] = field(default_factory=frozenset)
     failed_blocks: frozenset[int] = field(default_factory=frozenset)
     counts: Mapping[str, int] = field(default_factory=dict)
+    failed_holds: frozenset[int] = field(default_factory=frozenset)
 
     def __bool__(self) -> bool:
         """Whether it tells of anything."""

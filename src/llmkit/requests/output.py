@@ -49,7 +49,8 @@ class RequestOutput:
     """The state of a request: all of it, the news, or the end, as `SamplingParams.output_kind` says.
 
     prompt: the text, if there was one. prompt_logprobs: one entry per prompt token, None for the first.
-    num_cached_tokens: prompt tokens that the prefix cache held.
+    num_cached_tokens: prompt tokens that the prefix cache held, or a connector has loaded. kv_transfer_params: what the
+    connector wants the client to have, of the first sequence that ended with any.
     error: what went wrong, with finish reason "error"; error_param: the field of the request that is to blame.
     """
 

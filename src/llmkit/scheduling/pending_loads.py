@@ -142,6 +142,10 @@ class PendingLoads:
         """The asynchronous load of this id; None if there is none."""
         return self._by_id.get(load_id)
 
+    def of_step(self, step: int) -> list[PendingLoad]:
+        """The synchronous loads of a step that is on its way."""
+        return self._of_step.get(step, [])
+
     def take_step(self, step: int) -> list[PendingLoad]:
         """The synchronous loads of a step that is over; to be followed by `end` for each."""
         return self._of_step.pop(step, [])

@@ -160,9 +160,12 @@ class Scheduler:
         for load in self.transfers.take_ended():
             self._lifecycle.load_ended(load)
 
-    def fail(self, plan: StepPlan, message: str) -> None:
-        """The oldest plan that has no result has failed: its requests end with `message`."""
+    def fail(self, plan: StepPlan, message: str, *, ran: bool = True) -> None:
+        """The oldest plan that has no result has failed: its requests end with `message`. ran: whether it has reached
+        the workers."""
         self._results.fail(plan, message)
+        if not ran:
+            self.transfers.never_ran(plan)
         self.take_report(plan, None)
         self.landed_step = plan.step
 

@@ -191,9 +191,19 @@ class Transfers:
         plan = self.connector.plan_transfers(view)
         wrong = None if plan is None else self.holds.add(plan.holds)
         self.holds.drop_filled()
-        if wrong is not None:
+        if plan is not None and wrong is not None:
             self.connector.fault(f"plan_transfers(): {wrong}")
+            refused = frozenset(hold for hold in plan.holds if type(hold) is int)
+            self.connector.update(TransferReport(released=refused, failed_holds=refused))
         return (None, ()) if plan is None or wrong is not None else (plan.payload, tuple(plan.holds))
+
+    def never_ran(self, plan: StepPlan) -> None:
+        """The step of `plan` did not reach the workers: nothing of its transfers has happened."""
+        if self.connector is None or plan.transfers is None:
+            return
+        loads, holds = plan.transfers.loads, frozenset(plan.transfers.holds)
+        blocks = plan.transfers.sync_blocks.union(*loads.values())
+        self._report(TransferReport(frozenset(loads), holds, blocks, holds), self._loads.of_step(plan.step))
 
     def landed(self, plan: StepPlan, result: StepResult | None) -> None:
         """A step's report is in `result`; None if the step has failed."""
@@ -204,9 +214,7 @@ class Transfers:
         report: object = result.transfers if result is not None else None
         sync = self._loads.take_step(plan.step)
         if isinstance(report, TransferReport):
-            if report:
-                self.connector.update(report)
-            self._take(report, sync)
+            self._report(report, sync)
         else:
             if report is not None:
                 self.connector.fault(f"report() returned {shown(report)}")
@@ -215,8 +223,10 @@ class Transfers:
         for load in sync:
             self._end(load)
 
-    def _take(self, report: TransferReport, sync: list[PendingLoad]) -> None:
+    def _report(self, report: TransferReport, sync: list[PendingLoad]) -> None:
         assert self.connector is not None
+        if report:
+            self.connector.update(report)
         unknown = self._loads.fail(report.failed_blocks, sync)
         for load_id in report.loaded:
             load = self._loads.find(load_id)
