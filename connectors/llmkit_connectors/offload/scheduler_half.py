@@ -192,7 +192,10 @@ class OffloadScheduler(SchedulerConnector):
         self._failed |= report.failed_blocks
         for hold_id in report.released:
             for host in self._storing.get(hold_id, ()):
-                host.ready = True
+                if hold_id in report.failed_holds:
+                    self._index.fail(host)
+                else:
+                    host.ready = True
             for host in self._storing.pop(hold_id, []) + self._writing.pop(hold_id, []):
                 self._index.release(host)
         for load_id in report.loaded:
