@@ -203,7 +203,9 @@ class Transfers:
             return
         loads, holds = plan.transfers.loads, frozenset(plan.transfers.holds)
         blocks = plan.transfers.sync_blocks.union(*loads.values())
-        self._report(TransferReport(frozenset(loads), holds, blocks, holds), self._loads.of_step(plan.step))
+        self._report(
+            TransferReport(frozenset(loads), holds, blocks, failed_holds=holds), self._loads.of_step(plan.step)
+        )
 
     def landed(self, plan: StepPlan, result: StepResult | None) -> None:
         """A step's report is in `result`; None if the step has failed."""

@@ -46,6 +46,7 @@ class Answer:
     stop_reason: int | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[PositionLogprobs | None] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
 
@@ -212,6 +213,7 @@ class SchedulingHarness:
         answer.stop_reason = output.stop_reason
         answer.error = output.error
         answer.num_cached_tokens = output.num_cached_tokens
+        answer.kv_transfer_params = output.kv_transfer_params
         answer.prompt_logprobs += output.prompt_logprobs or []
         answer.logprobs += output.logprobs or []
         if self.requests[key[0]].grammar is not None:
