@@ -1,0 +1,200 @@
+"""What structured output costs: masks per token, compilation, and the steps of others while a large schema compiles.
+
+    python benchmarks/structured_output.py masks --model smollm2-135m-instruct
+    python benchmarks/structured_output.py compile
+    python benchmarks/structured_output.py steps
+
+`masks` puts the grammars of each engine beside XGrammar's own reading of the same schema, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llmkit import LLM, SamplingParams
+from llmkit.config import load_config
+from llmkit.frontend.token_vocabulary import TokenVocabulary
+from llmkit.hookspecs.structured import CompiledGrammar, GrammarCompiler, GrammarRequest
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "maxLength": 40},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 5},
+        "address": {
+            "type": "object",
+            "properties": {
+                "street": {"type": "string"},
+                "city": {"enum": ["Paris", "London", "New York"]},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            },
+            "required": ["street", "city"],
+        },
+        "score": {"type": "number"},
+    },
+    "required": ["name", "age", "email", "tags", "address"],
+}
+SOMEBODY = {
+    "name": "Ludwig van Beethoven, composer of nine symphonies",
+    "age": 56,
+    "email": "ludwig@example.org and more",
+    "tags": ["music", "deaf", "Bonn and Vienna"],
+    "address": {"street": "Schwarzspanierstrasse 15", "city": "London", "zip": "12345"},
+    "score": 97.5,
+}
+LARGE: dict[str, Any] = {
+    "person": PERSON,
+    "300 properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(300)}},
+    "3000 properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3_000)}},
+    "enum of 20000": {"enum": [f"value number {i}" for i in range(20_000)]},
+    "(a{1,500}){1,500}": {"type": "string", "pattern": "(a{1,500}){1,500}"},
+    "maxLength 1000000": {"type": "string", "maxLength": 1_000_000},
+}
+
+
+def prepared(model: str) -> Any:
+    from llmkit.engine.factory import prepare_model
+
+    return prepare_model(load_config(flags={"model.model": model}).config)
+
+
+def request_of(schema: Any) -> GrammarRequest:
+    return GrammarRequest("json_schema", json.dumps(schema))
+
+
+def masks(model: str) -> dict[str, Any]:
+    """Microseconds per token of a fixed text, the best of five runs over it."""
+    found = prepared(model)
+    vocabulary = found.grammars.vocabulary
+    ids = found.tokenizer.encode(json.dumps(SOMEBODY), add_special_tokens=False)
+    result: dict[str, Any] = {"tokens": len(ids)}
+    for row in found.registry.find("structured"):
+        compiler = found.grammars.compiler(row.name)
+        request = request_of(PERSON)
+        if compiler.problems(request):
+            result[row.name] = compiler.problems(request)[0]
+            continue
+        compiler.warm_up()
+        result[row.name] = followed(compiler.load(request, compiler.compile(request)), ids, vocabulary)
+    result["xgrammar's own reading, any number of blanks"] = followed(native(vocabulary, None), ids, vocabulary)
+    result["xgrammar's own reading, 32 blanks"] = followed(native(vocabulary, 32), ids, vocabulary)
+    return result
+
+
+def native(vocabulary: TokenVocabulary, blanks: int | None) -> CompiledGrammar:
+    """The schema compiled by XGrammar alone, without what llmkit adds to make it exact."""
+    from llmkit_structured.xgrammar_grammar import CompiledXGrammar, XGrammarCompiler
+
+    ours = XGrammarCompiler(vocabulary)
+    compiled = ours._made().compile_json_schema(json.dumps(PERSON), max_whitespace_cnt=blanks)
+    return CompiledXGrammar(compiled, vocabulary.stop_token_id, ours._text)
+
+
+def followed(compiled: CompiledGrammar, ids: list[int], vocabulary: TokenVocabulary) -> dict[str, float]:
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    best: list[list[float]] = []
+    for _ in range(5):
+        grammar, fills, accepts = compiled.start(), [], []
+        for token_id in ids:
+            start = time.perf_counter()
+            grammar.fill_bitmask(row)
+            filled = time.perf_counter()
+            assert grammar.accept(token_id), "the text must be one of the grammar's"
+            fills.append((filled - start) * 1e6)
+            accepts.append((time.perf_counter() - filled) * 1e6)
+        if not best or sum(fills) < sum(best[0]):
+            best = [fills, accepts]
+    fills, accepts = best
+    return {
+        "mask_mean_us": round(statistics.mean(fills), 1),
+        "mask_p95_us": round(float(np.percentile(fills, 95)), 1),
+        "mask_max_us": round(max(fills), 1),
+        "accept_mean_us": round(statistics.mean(accepts), 1),
+    }
+
+
+def compile_times(model: str) -> dict[str, Any]:
+    """Seconds to judge, compile and load each schema, without the compile process around it."""
+    found = prepared(model)
+    compiler: GrammarCompiler = found.grammars.compiler("xgrammar")
+    compiler.warm_up()
+    result = {}
+    for name, schema in LARGE.items():
+        request = request_of(schema)
+        times, data = [], b""
+        for step in (lambda r=request: compiler.problems(r), lambda r=request: compiler.compile(r)):
+            start = time.perf_counter()
+            data = step()
+            times.append(round(time.perf_counter() - start, 3))
+        start = time.perf_counter()
+        compiled = compiler.load(request, data)
+        times.append(round(time.perf_counter() - start, 3))
+        result[name] = dict(zip(("problems_s", "compile_s", "load_s"), times, strict=True)) | {
+            "megabytes": round(compiled.size_bytes / 1e6, 1)
+        }
+    return result
+
+
+def steps(model: str) -> dict[str, Any]:
+    """Seconds between the tokens of a plain stream, alone and while a request with a large schema waits."""
+    result = {}
+    with LLM(model, max_model_len=4096, max_num_seqs=4, num_blocks=600) as llm:
+        once(llm, {"choice": ["yes"]})
+        result["alone"] = gaps(llm, lambda: time.sleep(4))
+        for name, schema in LARGE.items():
+            result[name] = gaps(llm, lambda schema=schema: once(llm, {"json": schema}))
+    return result
+
+
+def once(llm: LLM, constraint: dict[str, Any]) -> str | None:
+    params = SamplingParams(temperature=0, max_tokens=3, structured_outputs=constraint)
+    return llm.generate("JSON: ", params)[0].outputs[0].finish_reason
+
+
+def gaps(llm: LLM, meanwhile: Callable[[], Any]) -> dict[str, Any]:
+    outcome: list[Any] = []
+
+    def run() -> None:
+        start = time.perf_counter()
+        outcome.append(meanwhile())
+        outcome.append(round(time.perf_counter() - start, 2))
+
+    other = threading.Thread(target=run)
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=3000, ignore_eos=True, temperature=0))
+    next(stream)
+    other.start()
+    times, last = [], time.perf_counter()
+    for _ in stream:
+        now = time.perf_counter()
+        times.append((now - last) * 1e3)
+        last = now
+        if not other.is_alive():
+            break
+    stream.close()  # type: ignore[attr-defined]
+    other.join()
+    return {
+        "median_ms": round(statistics.median(times), 1),
+        "largest_ms": round(max(times), 1),
+        "tokens": len(times),
+        "request_ended": outcome[0],
+        "request_s": outcome[1],
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("masks", "compile", "steps"))
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    arguments = parser.parse_args()
+    measured = {"masks": masks, "compile": compile_times, "steps": steps}[arguments.what](arguments.model)
+    print(json.dumps(measured, indent=1))
