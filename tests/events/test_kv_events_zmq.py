@@ -214,7 +214,6 @@ def test_an_engine_publishes_what_its_prefix_cache_holds(sockets):
         "load_format": "dummy",
         "overrides": TINY,
         "num_blocks": 9,
-        "registry": None,
         "kv_events_config": config,
     }
 
