@@ -93,6 +93,10 @@ class ManualService:
         pass
 
 
+class Swapping(FcfsPolicy):
+    preemption = "swap"
+
+
 def harness(service: ManualService | None = None, **settings: Any) -> SchedulingHarness:
     return SchedulingHarness(FcfsPolicy(), grammars=service or ManualService(), **settings)  # type: ignore[arg-type]
 
@@ -157,13 +161,17 @@ class TestAnswers:
         assert len(set(texts)) > 1
 
     @pytest.mark.parametrize("depth", [1, 2])
-    def test_preemption_changes_nothing(self, depth: int) -> None:
+    @pytest.mark.parametrize("policy", [FcfsPolicy, Swapping])
+    def test_preemption_changes_nothing(self, policy: type[FcfsPolicy], depth: int) -> None:
         long = tuple(f"{vowel} was seen by {vowel}{vowel}{vowel} and nobody else" for vowel in PAIRS)
-        run = harness(num_blocks=14, max_concurrent_steps=depth)
+        run = SchedulingHarness(
+            policy(), grammars=ManualService(), num_blocks=14, num_host_blocks=40, max_concurrent_steps=depth
+        )  # type: ignore[arg-type]
         for i in range(4):
             run.add(f"r{i}", [i] * 6, 60, seed=i, **constrained(*long))
         run.run()
         assert run.core.stats().num_preemptions > 0
+        assert (run.core.stats().num_swaps > 0) is (policy is Swapping)
         for i in range(4):
             assert run.answers[f"r{i}", 0].token_ids == alone([i] * 6, i, long)
 
