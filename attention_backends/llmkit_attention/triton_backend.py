@@ -221,6 +221,7 @@ def _prepared(
             "PAGE": kv_cache.shape[3],
             "COMPUTE": _arithmetic(query.dtype, kv_cache.dtype),
             "CAPPED": layer.soft_cap is not None,
+            "FOLDED": layer.soft_cap is None and layer.scale > 0,
             "SPLIT": slots > 0,
             "PHASED": launch.tile.phased,
         },

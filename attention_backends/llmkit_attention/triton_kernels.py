@@ -102,6 +102,7 @@ def _attend(
     COMPUTE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
+    FOLDED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Fold keys begin..end-1 into the running sums. With MASKED, those outside lowest..highest-1 are not touched, and
@@ -125,7 +126,9 @@ def _attend(
         else:
             key = tl.load(cell)
             value = tl.load(cell + part_stride)
-        scores = tl.dot(query, tl.trans(key.to(COMPUTE)), input_precision="ieee") * factor
+        scores = tl.dot(query, tl.trans(key.to(COMPUTE)), input_precision="ieee")
+        if not FOLDED:
+            scores = scores * factor
         if CAPPED:
             # cap * tanh(x), where tanh(x) = 1 - 2 / (exp(2x) + 1); `factor` and `cap` hold the powers' other factors.
             scores = cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
@@ -134,11 +137,17 @@ def _attend(
             if WINDOWED:
                 visible = visible & (key_position[None, :] > position[:, None] - window)
             scores = tl.where(visible, scores, -float("inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        highest_score = tl.max(scores, 1)
+        if FOLDED:  # into the subtraction below: one multiplication and addition for each score
+            highest_score = highest_score * factor
+        new_peak = tl.maximum(peak, highest_score)
         shift = new_peak
         if MASKED:  # a query may have seen nothing yet
             shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - shift[:, None])
+        if FOLDED:
+            weights = tl.exp2(scores * factor - shift[:, None])
+        else:
+            weights = tl.exp2(scores - shift[:, None])
         fade = tl.exp2(peak - shift)
         total = total * fade + tl.sum(weights, 1)
         acc = acc * fade[:, None]
@@ -185,6 +194,7 @@ def attention_kernel(
     COMPUTE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
+    FOLDED: tl.constexpr,
     SPLIT: tl.constexpr,
     ITEMS: tl.constexpr,
     ONE_PER_ROW: tl.constexpr,
@@ -195,6 +205,7 @@ def attention_kernel(
     GROUP of the GROUP_SIZE query heads of a KV head are in one program. Without SPLIT the result is written; with it,
     the normalised result of the split and its log-sum-exp (base 2), for `combine_kernel`, unless a row has but one.
     ITEMS: the second dimension are the items of `triton_items`, the third is 1; only with SPLIT and ONE_PER_ROW.
+    FOLDED: the scale is positive and there is no cap, so that the largest score is known before it is scaled.
     PHASED: keys that all queries of the block see go through a loop without masks, the others through another.
     """
     PER_KV_HEAD: tl.constexpr = (GROUP_SIZE + GROUP - 1) // GROUP
@@ -261,15 +272,18 @@ def attention_kernel(
         if WINDOWED:
             acc, total, peak = _attend(
                 acc, total, peak, query, position, cache_ptr, table_ptr, begin, open_from, lowest, end, window, factor,
-                cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, True,
+                cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, FOLDED,
+                True,
             )  # fmt: skip
         acc, total, peak = _attend(
             acc, total, peak, query, position, cache_ptr, table_ptr, open_from, open_to, lowest, end, window, factor,
-            cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, False,
+            cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, FOLDED,
+            False,
         )  # fmt: skip
     acc, total, peak = _attend(
         acc, total, peak, query, position, cache_ptr, table_ptr, open_to, end, lowest, end, window, factor,
-        cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, True,
+        cap, page_stride, part_stride, PAGE, HEAD_SIZE, BLOCK_D, BLOCK_N, COMPUTE, WINDOWED, CAPPED, FOLDED,
+        True,
     )  # fmt: skip
 
     seen = total > 0.0

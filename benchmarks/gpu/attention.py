@@ -50,7 +50,7 @@ LONG_TILES = (
     Tile(128, 32, 4, 4, True, 2),
     Tile(128, 32, 4, 3, True, 2),
     Tile(128, 32, 8, 4, True, 2),
-    Tile(128, 64, 4, 2, True, 2),
+    Tile(128, 64, 8, 2, True, 1),
     Tile(64, 64, 4, 2, True, 2),
     Tile(64, 64, 4, 3, True, 2),
     Tile(64, 32, 4, 4, True, 3),

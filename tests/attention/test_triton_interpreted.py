@@ -74,6 +74,12 @@ def test_more_heads_than_a_program_takes() -> None:
         assert run.step(rows) < TOLERANCE[torch.float32]
 
 
+def test_a_negative_scale() -> None:
+    """The largest score is then not that of the largest product."""
+    run = AttentionTrial(backend(), AttentionLayer(0, 2, 1, 16, -0.4), 16)
+    assert run.step(((0, 9), (1, 1))) < TOLERANCE[torch.float32]
+
+
 def test_padding_is_zero() -> None:
     layer, tried = shaped_layer("multi query"), backend()
     pool = PagedPool(num_pages=8, page_size=16)
