@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from llmkit.execution import host_blocks
 from llmkit.execution.host_blocks import HostBlocks
 
 PROMPT = [5, 17, 3, 3, 21, 8, 30, 11, 2, 14, 9]
@@ -16,8 +17,10 @@ DEVICES = [
 ]
 
 
+@pytest.mark.parametrize("staged_bytes", [host_blocks.STAGED_BYTES, 1000, 1])
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_block_comes_back_where_it_is_wanted(device):
+def test_every_block_comes_back_where_it_is_wanted(device, staged_bytes, monkeypatch):
+    monkeypatch.setattr(host_blocks, "STAGED_BYTES", staged_bytes)
     draw = torch.Generator().manual_seed(1)
     tensors = [torch.randint(0, 255, (40, 96), dtype=torch.uint8, generator=draw).to(device) for _ in range(3)]
     before = [tensor.clone() for tensor in tensors]
