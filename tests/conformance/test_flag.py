@@ -167,6 +167,8 @@ def test_options_go_to_the_plugin_they_name():
     assert (priority.name, priority.given, priority.options.aging_s) == ("priority", {"aging_s": 3}, 3)
     assert (fcfs.name, fcfs.given, fcfs.options) == ("fcfs", {}, None)
     assert priority.with_options(aging_s=9).options.aging_s == 9
+    settings = ["scheduler.priority.aging_s=9", "connector.none_such.key=1"]
+    assert parse_targets(["scheduler:priority"], [], "cpu", settings)[0].options.aging_s == 9
     (only,) = parse_targets(["scheduler:priority"], ["aging-s=7"], "cpu")
     assert only.options.aging_s == 7
     assert only.create()._levels_per_second == pytest.approx(1 / 7)

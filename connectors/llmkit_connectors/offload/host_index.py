@@ -45,7 +45,8 @@ class HostIndex:
         self._policy_name: PolicyName = policy
         self._num_slots = num_slots
         self._policy: EvictionPolicy = make_policy(policy, num_slots)
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free: list[int] = []
+        self._num_touched = 0  # slots from here on were never used; a tier of many small blocks is not listed
         self._blocks: dict[BlockKey, HostBlock] = {}
         self.num_evictions = 0
 
@@ -56,7 +57,7 @@ class HostIndex:
     @property
     def num_used(self) -> int:
         """Slots that hold or await a block."""
-        return self._num_slots - len(self._free)
+        return self._num_touched - len(self._free)
 
     def find(self, key: BlockKey) -> HostBlock | None:
         """The block, ready or on its way; None if there is none."""
@@ -71,6 +72,9 @@ class HostIndex:
             parent.num_children += 1
         if self._free:
             slot = self._free.pop()
+        elif self._num_touched < self._num_slots:
+            slot = self._num_touched
+            self._num_touched += 1
         elif parent is None and parent_hash is not None:
             return None
         else:
@@ -123,7 +127,7 @@ class HostIndex:
         that are still in use are in none."""
         held = [block.slot for block in self._blocks.values()]
         assert len({*held, *self._free}) == len(held) + len(self._free), "a slot is in two places"
-        assert all(0 <= slot < self._num_slots for slot in [*held, *self._free]), "a slot is out of range"
+        assert all(0 <= slot < self._num_touched for slot in [*held, *self._free]), "a slot is out of range"
         assert len(self._policy) == len(self._blocks), f"{len(self._policy)} keys are ordered, {len(held)} are there"
         assert all(block.users >= 0 and not block.forgotten for block in self._blocks.values()), "users are miscounted"
         children = Counter(id(block.parent) for block in self._blocks.values() if block.parent is not None)

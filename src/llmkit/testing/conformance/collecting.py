@@ -30,9 +30,9 @@ def start(config: pytest.Config) -> None:
     specs = [*by_flag, *(by_settings if not by_flag and _runs_all_tests(config) else ())]
     if not specs:
         return
-    options = [*config.getini("llmkit_options"), *config.getoption("llmkit_option")]
+    options, settings = config.getoption("llmkit_option"), config.getini("llmkit_options")
     try:
-        targets = parse_targets(specs, options, config.getoption("llmkit_device"))
+        targets = parse_targets(specs, options, config.getoption("llmkit_device"), settings)
         for target in targets if by_flag else ():
             if target.problems:
                 hint = target.plugin.install_hint() or "Try it on a machine that has what it needs."

@@ -17,16 +17,20 @@ DISTRIBUTION = "distribution"
 Pair = tuple[str, str]
 
 
-def parse_targets(specs: Sequence[str], options: Sequence[str], device: str = "auto") -> list[Conformance]:
+def parse_targets(
+    specs: Sequence[str], options: Sequence[str], device: str = "auto", settings: Sequence[str] = ()
+) -> list[Conformance]:
     """The plugins that the texts mean, each once, with their options.
 
     specs: `KIND:NAME`, NAME being any form of a choice, or `distribution:NAME` for all that a distribution brings.
-    options: `KEY=VALUE` if there is but one plugin, else `KIND.NAME.KEY=VALUE`. Raises ConfigError for what cannot be
-    read or is no option, PluginError for a plugin that does not exist or cannot be loaded.
+    options: `KEY=VALUE` if there is but one plugin, else `KIND.NAME.KEY=VALUE`. settings: likewise, the latter form
+    only; those of plugins that are not meant are passed over. Raises ConfigError for what cannot be read or is no
+    option, PluginError for a plugin that does not exist or cannot be loaded.
     """
     pairs = list(dict.fromkeys(pair for spec in specs for pair in _pairs(spec)))
     given: dict[Pair, dict[str, Any]] = {pair: {} for pair in pairs}
-    for text in options:
+    mine = [text for text in settings if text.startswith(tuple(f"{kind}.{choice}." for kind, choice in pairs))]
+    for text in (*mine, *options):
         pair, key, value = _option(text, pairs)
         given[pair][key] = value
     return [conformance_of(*pair, given[pair], device) for pair in pairs]
