@@ -289,7 +289,7 @@ def test_broken_plugins_do_not_stop_the_command_line(tmp_path):
 
     assert run("--help").returncode == 0
     listed = json.loads(run("plugins", "list", "scheduler", "--json").stdout)
-    assert {row["name"] for row in listed} == {"fcfs", "priority", *BROKEN}
+    assert {row["name"] for row in listed} > {"fcfs", "priority", *BROKEN}
     assert {row["state"] for row in listed} == {"found"}
     disabled = {"LLMKIT_DISABLE_PLUGINS": "scheduler:sleeps"}
     checked = json.loads(run("plugins", "doctor", "--device", "cpu", "--json", **disabled).stdout)

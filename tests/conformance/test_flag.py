@@ -183,6 +183,6 @@ def test_an_option_that_could_be_anybody_s_is_refused(text):
 def test_a_run_of_all_our_tests_tries_every_plugin_of_ours():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     assert settings["llmkit_conformance"] == ["distribution:llmkit"]
-    targets = parse_targets(settings["llmkit_conformance"], [], "cpu")
+    targets = parse_targets(settings["llmkit_conformance"], [], "cpu", settings["llmkit_options"])
     ours = {(row.kind, row.name) for row in Registry.discover().find() if row.builtin}
     assert {(target.kind, target.name) for target in targets} == ours
