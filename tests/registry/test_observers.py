@@ -113,5 +113,5 @@ def test_one_that_keeps_failing_is_told_nothing_for_a_while(registry: Registry, 
 
 def test_unknown_extension_is_an_error(registry: Registry, cpu: Any) -> None:
     """B78: a list that names one that is not installed is not passed over in silence."""
-    with pytest.raises(PluginError, match=r"no extension plugin 'missing'.*bad, watch"):
+    with pytest.raises(PluginError, match=r"no extension plugin 'missing'.*bad, .*watch"):
         registry.observers(["watch", "missing"], cpu)
