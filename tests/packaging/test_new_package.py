@@ -100,8 +100,9 @@ def package_of_long_names(tmp_path_factory):
 
 @pytest.mark.parametrize("fixture", ["package", "package_of_long_names"])
 def test_it_is_linted_and_formatted(fixture, request):
-    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
-        done = subprocess.run(command, cwd=request.getfixturevalue(fixture), capture_output=True, text=True)
+    for command in (["check", "."], ["format", "--check", "."]):
+        folder = request.getfixturevalue(fixture)
+        done = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 
 
