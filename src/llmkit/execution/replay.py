@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from llmkit.hookspecs.attention import AttentionBatch
+from llmkit.jit import runtime
 
 if TYPE_CHECKING:
     from llmkit.execution.input_batch import StepInputs
@@ -63,6 +64,10 @@ class StepReplayer:
         self._arena: Arena | None = None
         self._cannot: str | None = None
         self._step: RecordedStep | None = None
+        if runtime.loaded():  # the first decode must not wait for the compiler
+            from llmkit.jit import recording
+
+            recording.load()
 
     def begin(self, inputs: StepInputs, metadata: Sequence[Any]) -> RecordedStep | None:
         """The recorded (or about to be recorded) step that computes `inputs`, its static inputs filled; None if this

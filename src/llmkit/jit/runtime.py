@@ -53,6 +53,11 @@ def load() -> None:
             _loaded = True
 
 
+def loaded() -> bool:
+    """Whether `load` was called, that is, whether anything here uses compiled kernels."""
+    return _loaded
+
+
 class Kernel:
     """A compiled kernel. address: of its code. call: runs it on the calling thread, given the address of its args."""
 
