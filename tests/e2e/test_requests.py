@@ -100,7 +100,7 @@ def test_unfilled_blocks_are_never_hit(make_llm, ids, end):
     if end == "aborted":
         core.abort([first.request_id])
     else:
-        core.scheduler._lifecycle.preempt(owner)
+        core.scheduler._lifecycle.preempt(owner, step=1)
     answers = {first.request_id: [], second.request_id: []}
     while core.has_work():
         for output in core.step():
