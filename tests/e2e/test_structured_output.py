@@ -78,6 +78,9 @@ def test_an_abandoned_stream_leaves_nothing(llm: LLM) -> None:
     stream = llm.stream(PROMPT, SamplingParams(structured_outputs={"choice": [PEPPER]}, temperature=0, max_tokens=9))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
+    core = llm.engine.core
+    assert not core.has_work()
+    assert core.scheduler.manager.num_free_blocks == core.scheduler.manager.num_blocks
 
 
 # B52, B54: blanks, ends

@@ -254,8 +254,9 @@ def test_after_a_reset_that_failed_nothing_is_offered(store):
 def test_closed_twice(store):
     run = harness(MemoryConnector(store))
     answered(run)
-    run.core.close()
-    run.core.close()
+    for _ in range(2):
+        run.core.close()
+        assert run.core.closed
     run.scheduler.close()
     run.executor.close()
 
