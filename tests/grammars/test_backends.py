@@ -17,6 +17,7 @@ from llmkit.hookspecs.structured import CompiledGrammar, GrammarCompiler, Gramma
 from llmkit.registry import Registry
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.policy import policy_from
+from llmkit.testing.hostile_grammars import Panic
 
 from .conftest import byte_vocabulary
 
@@ -26,7 +27,7 @@ REGEX, CHOICE = GrammarRequest("regex", "a+"), GrammarRequest("choice", '["a"]')
 class Engine(GrammarCompiler):
     """Knows some kinds; scores regular expressions."""
 
-    def __init__(self, kinds: tuple[str, ...], score: int, fault: Exception | None) -> None:
+    def __init__(self, kinds: tuple[str, ...], score: int, fault: BaseException | None) -> None:
         self._kinds, self._score, self._fault = kinds, score, fault
 
     def problems(self, request: GrammarRequest) -> list[str]:
@@ -48,7 +49,7 @@ def front_door(
     rank: int,
     kinds: tuple[str, ...],
     score: int = 0,
-    fault: Exception | None = None,
+    fault: BaseException | None = None,
     built: list[int] | None = None,
     **info: Any,
 ) -> type:
@@ -141,8 +142,9 @@ def test_engines_are_built_when_they_are_needed() -> None:
     assert found.compiler("first") is found.compiler("first")
 
 
-def test_one_that_fails_when_asked_is_passed_over_and_left_alone_in_the_end() -> None:
-    found = backends(bad=front_door(5, ("regex",), fault=RuntimeError("broken")), good=front_door(3, ("regex",)))
+@pytest.mark.parametrize("fault", [RuntimeError("broken"), Panic("broken"), SystemExit(1)])
+def test_one_that_fails_when_asked_is_passed_over_and_left_alone_in_the_end(fault: BaseException) -> None:
+    found = backends(bad=front_door(5, ("regex",), fault=fault), good=front_door(3, ("regex",)))
     for _ in range(8):
         assert found.choose(REGEX).backends == ("good",)
     breaker = found.backend("bad").breaker

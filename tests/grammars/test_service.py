@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llmkit.grammars import compile_messages
 from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
+from llmkit.grammars.compile_messages import Hello
 from llmkit.grammars.service import GrammarService
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.registry import Registry
 from llmkit.requests.grammar_task import GrammarTask
+from llmkit.testing.hostile_grammars import Panic
 
 from .conftest import EOS, hostile_service, settled, wait_until
 
@@ -73,6 +77,7 @@ def test_equal_grammars_are_compiled_once(service: GrammarService) -> None:
         ("!raise", False, "RuntimeError: not compiled today"),
         ("!refuse", True, "hostile refuses it: nobody shall say this"),
         ("!load", False, "RuntimeError: not loaded today"),
+        ("!size", False, "ValueError: invalid literal"),
         ("!start", True, ""),
     ],
 )
@@ -140,6 +145,50 @@ def test_a_dead_compile_process_fails_what_it_was_at_and_is_replaced(registry: R
         settled(service, again)
         assert isinstance(again.result, ReadyGrammar)
         assert service.process.pid != pid
+    finally:
+        service.close()
+
+
+def test_what_cannot_be_sent_to_the_compile_process_fails_and_nobody_waits(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = hostile_service(registry)
+
+    def no_hello() -> Hello:
+        raise Panic("the vocabulary is broken")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(service.process, "_make_hello", no_hello)
+            bad = service.submit(task("bad"))
+            settled(service, bad)
+        assert isinstance(bad.result, GrammarFailure)
+        assert "could not be started: Panic: the vocabulary is broken" in bad.result.message
+        good = service.submit(task("good"))
+        settled(service, good)
+        assert isinstance(good.result, ReadyGrammar)
+    finally:
+        service.close()
+
+
+def test_what_nobody_understands_fails_what_was_asked_and_nothing_after_it(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = hostile_service(registry)
+
+    def unreadable(_: object) -> object:
+        raise pickle.UnpicklingError("invalid load key")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_messages, "read", unreadable)
+            bad = service.submit(task("bad"))
+            settled(service, bad)
+        assert isinstance(bad.result, GrammarFailure)
+        assert "has died" in bad.result.message
+        good = service.submit(task("good"))
+        settled(service, good)
+        assert isinstance(good.result, ReadyGrammar)
     finally:
         service.close()
 

@@ -345,6 +345,7 @@ class TestFaults:
         ("act", "message"),
         [
             ("!mask", "The grammar engine hostile failed: RuntimeError: no mask today"),
+            ("!panic", "The grammar engine hostile failed: Panic: index out of bounds"),
             ("!accept", "The grammar engine hostile failed: RuntimeError: not accepted today"),
             ("!deny", "The grammar engine hostile does not accept a token that it had allowed."),
             ("!start", "The grammar engine hostile failed: RuntimeError: no start today"),

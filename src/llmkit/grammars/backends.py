@@ -111,12 +111,12 @@ class GrammarBackends:
         try:
             compiler = backend.compiler or self._build(backend)
             problems = [str(problem) for problem in compiler.problems(request)]
-        except InvalidRequestError:
+        except (InvalidRequestError, KeyboardInterrupt):
             raise
         except PluginError as error:
             backend.rejected = error.message
             return error.message
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust is no Exception
             backend.breaker.record(error)
             return f"it failed when asked whether it can: {described(error)}"
         return " ".join(problems[:MAX_SHOWN]) if problems else None
@@ -149,7 +149,9 @@ class GrammarBackends:
             return int((backend.compiler or self._build(backend)).score(request))
         except LlmkitError as error:
             backend.rejected = error.message
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             backend.breaker.record(error)
         return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import numpy as np
@@ -23,16 +23,17 @@ Key = tuple[str, GrammarRequest]
 @dataclass(frozen=True)
 class ReadyGrammar:
     """A compiled grammar and its first step. row: int32[words], the tokens that may come first; not to be changed.
-    accepting: whether the empty text is allowed."""
+    accepting: whether the empty text is allowed. size_bytes: asked of `compiled` once, here, which raises whatever that
+    does."""
 
     backend: str
     compiled: CompiledGrammar
     row: np.ndarray[tuple[int], np.dtype[np.int32]]
     accepting: bool
+    size_bytes: int = field(init=False)
 
-    @property
-    def size_bytes(self) -> int:
-        return int(self.compiled.size_bytes) + self.row.nbytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size_bytes", max(0, int(self.compiled.size_bytes)) + self.row.nbytes)
 
 
 @dataclass(frozen=True)

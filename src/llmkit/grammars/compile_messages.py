@@ -69,9 +69,14 @@ class Alive:
 
 def write(stream: BinaryIO, message: Any) -> None:
     """One message, whole. Raises OSError if the other side is gone."""
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.write(packed(message))
     stream.flush()
+
+
+def packed(message: Any) -> bytes:
+    """One message as bytes. Raises whatever pickling it raises."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
 
 
 def read(stream: BinaryIO) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import BinaryIO, cast
 
+from llmkit.errors import described
 from llmkit.grammars import compile_messages as messages
 from llmkit.grammars.compile_messages import Cancel, Compile, Hello, Outcome
 
@@ -118,6 +119,9 @@ class CompileProcess:
         except OSError as error:
             logger.warning("the compile process cannot be reached: %s", error)
             self._fail_all("The process that compiles grammars could not be started or has died.")
+        except BaseException as error:  # the vocabulary or a plugin cannot be sent: then nobody may wait for ever
+            logger.warning("the compile process cannot be started", exc_info=error)
+            self._fail_all(f"The process that compiles grammars could not be started: {described(error)}")
 
     def _running(self) -> subprocess.Popen[bytes]:
         process = self._process
@@ -125,6 +129,7 @@ class CompileProcess:
             return process
         environment: Mapping[str, str] = {**os.environ, **_ONE_THREAD}
         path = [os.path.abspath(entry) for entry in sys.path]
+        opening = messages.packed(path) + messages.packed(self._make_hello())
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(path)],
             stdin=subprocess.PIPE,
@@ -137,10 +142,10 @@ class CompileProcess:
             self._process = process
             if self._closed:
                 _kill_with_children(process)
-        messages.write(cast("BinaryIO", process.stdin), path)
-        messages.write(cast("BinaryIO", process.stdin), self._make_hello())
-        with self._lock:
             self._start_thread("llmkit-grammar-receiver", lambda: self._receive(process))
+        stdin = cast("BinaryIO", process.stdin)
+        stdin.write(opening)
+        stdin.flush()
         return process
 
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
@@ -154,8 +159,10 @@ class CompileProcess:
                     wanted = isinstance(message, Outcome) and self._pending.pop(message.number, None) is not None
                 if wanted:
                     self._on_outcome(message)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):  # ValueError: closed by this side
             pass
+        except Exception as error:  # what cannot be unpickled, most of all
+            logger.warning("the compile process says what nobody understands and is ended", exc_info=error)
         _kill_with_children(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -165,9 +172,12 @@ class CompileProcess:
             self._fail_all("The process that compiles grammars has died.")
 
     def _fail_all(self, message: str) -> None:
+        """What was sent has failed. What still waits to be sent goes to the next process."""
         with self._lock:
-            numbers = list(self._pending)
-            self._pending.clear()
+            unsent = {task.number for task in self._to_send}
+            numbers = [number for number in self._pending if number not in unsent]
+            for number in numbers:
+                del self._pending[number]
         for number in numbers:
             self._on_outcome(Outcome(number, "crashed", message=message))
 

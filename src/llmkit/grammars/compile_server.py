@@ -18,7 +18,7 @@ import tempfile
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from llmkit.errors import described
 from llmkit.grammars import compile_messages as messages
@@ -89,7 +89,10 @@ class CompileServer:
             except BaseException as error:
                 self._tell(Outcome(task.number, "failed", message=described(error)))
                 continue
-            self._fork(task, compiler)
+            try:
+                self._fork(task, compiler)
+            except OSError as error:  # no process, no descriptor, no room for a file
+                self._tell(Outcome(task.number, "failed", message=described(error)))
 
     def _compiler(self, choice: str) -> GrammarCompiler:
         known = self._compilers.get(choice)
@@ -106,14 +109,31 @@ class CompileServer:
         return known
 
     def _fork(self, task: Compile, compiler: GrammarCompiler) -> None:
-        read_fd, write_fd = os.pipe()
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child is reaped
-        pid = os.fork()
-        if pid == 0:
+        read_fd, write_fd = os.pipe()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_child(task, compiler, (read_fd, write_fd), errors.fileno())
+        except OSError:
+            os.close(read_fd)
+            errors.close()
+            raise
+        finally:
+            os.close(write_fd)
+        os.set_blocking(read_fd, False)
+        self._children[read_fd] = Child(task, pid, monotonic() + self._hello.timeout_s, errors)
+        self._selector.register(read_fd, selectors.EVENT_READ)
+        self._tell(Alive())
+
+    def _be_child(self, task: Compile, compiler: GrammarCompiler, pipe: tuple[int, int], errors: int) -> NoReturn:
+        """What the child does, whatever happens: it must never come back to the loop of its parent."""
+        read_fd, write_fd = pipe
+        try:
             # With these open in a child the engine would not notice that this process is gone.
             for fd in (read_fd, self._source.fileno(), self._sink.fileno(), *self._children):
                 os.close(fd)
-            os.dup2(errors.fileno(), 2)
+            os.dup2(errors, 2)
             run_child(
                 task.number,
                 compiler,
@@ -123,11 +143,8 @@ class CompileServer:
                 timeout_s=self._hello.timeout_s,
                 memory_bytes=self._hello.memory_bytes,
             )
-        os.close(write_fd)
-        os.set_blocking(read_fd, False)
-        self._children[read_fd] = Child(task, pid, monotonic() + self._hello.timeout_s, errors)
-        self._selector.register(read_fd, selectors.EVENT_READ)
-        self._tell(Alive())
+        finally:
+            os._exit(1)
 
     def _receive(self, fd: int) -> None:
         child = self._children[fd]
@@ -154,7 +171,10 @@ class CompileServer:
         """What a child that has ended by itself leaves."""
         number = child.task.number
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and child.data:
-            outcome: Outcome = pickle.loads(child.data)
+            try:
+                outcome: Outcome = pickle.loads(child.data)
+            except Exception as error:  # the library has written where it must not, or the answer does not travel
+                return Outcome(number, "crashed", message=f"The answer cannot be read: {described(error)}")
             if outcome.kind == "limit":
                 return Outcome(number, "limit", message=self._too_large())
             return outcome

@@ -108,7 +108,9 @@ class SequenceGrammar:
             if last and not accepting:
                 return None
             return self._fill(state, accepting)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
             guard.breaker.record(error)
             return f"The grammar engine {guard.name} failed: {described(error)}"
 

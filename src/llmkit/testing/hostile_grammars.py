@@ -2,7 +2,8 @@
 
 Register the module itself: `registry.register("structured", "hostile", hostile_grammars)`. A choice's text decides
 what goes wrong: `!spin`, `!memory`, `!abort`, `!segfault`, `!exit`, `!raise`, `!refuse` while it is compiled; `!load`
-in `load`; `!start` in `start`; `!mask`, `!accept`, `!deny`, `!slow` once the answer has begun.
+in `load`, `!size` behind it; `!start` in `start`; `!mask`, `!panic`, `!accept`, `!deny`, `!slow` once the answer has
+begun.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ SLOW_S = 0.05
 info = PluginInfo(summary="for tests: follows choices, and misbehaves on demand", auto=False)
 
 
+class Panic(BaseException):
+    """What a panic in Rust becomes in Python: no Exception."""
+
+
 class ChoiceGrammar(Grammar):
     """The text is one of `choices`."""
 
@@ -48,6 +53,8 @@ class ChoiceGrammar(Grammar):
     def fill_bitmask(self, row: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         if self._misbehaves("mask"):
             raise RuntimeError("no mask today")
+        if self._misbehaves("panic"):
+            raise Panic("index out of bounds")
         if self._misbehaves("slow"):
             time.sleep(SLOW_S)
         allowed = np.zeros(len(row) * 32, dtype=np.uint8)
@@ -119,7 +126,10 @@ class HostileCompiler(GrammarCompiler):
         assert choices == json.loads(request.source)
         if "!load" in choices and os.getpid() == self._pid:
             raise RuntimeError("not loaded today")
-        return CompiledChoices(tuple(choice.encode() for choice in choices), self._vocabulary)
+        grammar = CompiledChoices(tuple(choice.encode() for choice in choices), self._vocabulary)
+        if "!size" in choices:
+            grammar.size_bytes = "large"  # type: ignore[assignment]
+        return grammar
 
 
 def _spin() -> None:
