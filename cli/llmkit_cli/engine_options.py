@@ -30,7 +30,7 @@ def parameter_name(flag: Flag) -> str:
 
 def _option(flag: Flag) -> tuple[Any, Any]:
     section, dot, _ = flag.key.partition(".")
-    panel = PANEL.format(section if dot else "all")
+    panel = "Server" if section == "server" else PANEL.format(section if dot else "all")
     default = "" if flag.default in (None, "", (), {}) else f" [default: {flag.default}]"
     text = f"{flag.description}{default}"
     if flag.type == "boolean" and not flag.choices:
@@ -42,7 +42,7 @@ def _option(flag: Flag) -> tuple[Any, Any]:
     return Annotated[str | None, typer.Option(flag.name, metavar=metavar, help=text, rich_help_panel=panel)], None
 
 
-def _engine_options() -> dict[str, tuple[Any, Any]]:
+def _engine_options(*, server: bool) -> dict[str, tuple[Any, Any]]:
     options: dict[str, tuple[Any, Any]] = {
         "config": (
             Annotated[
@@ -77,10 +77,13 @@ def _engine_options() -> dict[str, tuple[Any, Any]]:
             False,
         ),
     }
-    return options | {parameter_name(flag): _option(flag) for flag in _FLAGS if flag.name}
+    flags = [flag for flag in _FLAGS if flag.name and (server or not flag.key.startswith("server."))]
+    return options | {parameter_name(flag): _option(flag) for flag in flags}
 
 
-ENGINE_OPTIONS = OptionGroup("engine", _engine_options())
+ENGINE_OPTIONS = OptionGroup("engine", _engine_options(server=False))
+ALL_OPTIONS = OptionGroup("engine", _engine_options(server=True))
+"""With the settings of the server."""
 
 
 def given_flags(engine: dict[str, Any]) -> dict[str, Any]:

@@ -334,3 +334,34 @@ def test_contradictions(flags: dict[str, Any], pattern: str) -> None:
 def test_settings_that_go_together(flags: dict[str, Any]) -> None:
     sources = load(flags=flags).sources
     assert sum(source.startswith("flag") for source in sources.values()) == len(flags)
+
+
+def test_a_kubernetes_service_called_llmkit_sets_no_port() -> None:
+    env = {"LLMKIT_PORT": "tcp://10.0.0.7:8000", "LLMKIT_PORT_8000_TCP": "tcp://10.0.0.7:8000"}
+    assert load_config(env=env).config.server.port == 8000
+    with pytest.raises(ConfigError, match=r"server\.port must be a whole number"):
+        load_config(env={"LLMKIT_PORT": "80a"})
+
+
+def test_keys_of_the_server_are_not_shown() -> None:
+    loaded = load_config(flags={"api_key": "geheim,auch"}, env={})
+    assert loaded.config.server.api_keys == ("geheim", "auch")
+    (shown,) = [setting.value for setting in loaded.settings() if setting.key == "server.api_keys"]
+    assert shown == "***"
+    for bad in ('["geheim"', '["geheim", 3]'):
+        with pytest.raises(ConfigError, match="api_keys") as caught:
+            load_config(flags={"server.api_keys": bad}, env={})
+        assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ({"ssl_keyfile": "key.pem"}, ("ssl_keyfile", "ssl_certfile")),
+        ({"allowed_origins": "*", "allow_credentials": True}, ("allow_credentials", "allowed_origins")),
+    ],
+)
+def test_settings_of_the_server_that_contradict_each_other(flags: dict[str, Any], keys: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags=flags, env={})
+    assert all(key in str(caught.value) for key in keys)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmkit_cli.engine_options import ENGINE_OPTIONS, loaded_config
+from llmkit_cli.engine_options import ALL_OPTIONS, loaded_config
 from llmkit_cli.signature import with_options
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ def config() -> None:
 
 
 @app.command()
-@with_options(ENGINE_OPTIONS)
+@with_options(ALL_OPTIONS)
 def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,

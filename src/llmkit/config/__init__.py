@@ -15,6 +15,7 @@ from llmkit.config.sections import (
     SchedulerConfig,
     StructuredConfig,
 )
+from llmkit.config.server_section import ServerConfig
 
 __all__ = [
     "EngineConfig",
@@ -32,5 +33,6 @@ __all__ = [
     "ParallelConfig",
     "PluginsConfig",
     "SchedulerConfig",
+    "ServerConfig",
     "StructuredConfig",
 ]

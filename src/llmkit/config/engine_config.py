@@ -21,6 +21,7 @@ from llmkit.config.sections import (
     Section,
     StructuredConfig,
 )
+from llmkit.config.server_section import ServerConfig
 
 
 class EngineConfig(Section):
@@ -34,6 +35,7 @@ class EngineConfig(Section):
     structured: StructuredConfig = StructuredConfig()
     execution: ExecutionConfig = ExecutionConfig()
     parallel: ParallelConfig = ParallelConfig()
+    server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugins: PluginsConfig = PluginsConfig()
     extensions: tuple[str, ...] = Field((), description="Observers of the engine to activate, by plugin name.")
@@ -57,6 +59,7 @@ def contradictions(config: EngineConfig) -> Iterator[Contradiction]:
     """What is wrong with `config` as a whole, as far as that can be said without knowing the model."""
     yield from _scheduler_contradictions(config)
     yield from _model_contradictions(config)
+    yield from _server_contradictions(config)
     cache = config.kv_cache
     if cache.num_blocks is not None and cache.memory_gib is not None:
         yield Contradiction(
@@ -101,3 +104,18 @@ def _model_contradictions(config: EngineConfig) -> Iterator[Contradiction]:
                 (f"model.{name}", "model.skip_tokenizer"),
                 f"{name} is set, but skip_tokenizer says to load no tokenizer",
             )
+
+
+def _server_contradictions(config: EngineConfig) -> Iterator[Contradiction]:
+    server = config.server
+    if server.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(server, name) is not None:
+                yield Contradiction(
+                    (f"server.{name}", "server.ssl_certfile"), f"{name} is set, but TLS needs ssl_certfile as well"
+                )
+    if server.allow_credentials and "*" in server.allowed_origins:
+        yield Contradiction(
+            ("server.allow_credentials", "server.allowed_origins"),
+            "With allow_credentials the allowed_origins must be named; * would let every web page act for its visitor",
+        )

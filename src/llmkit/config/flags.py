@@ -33,10 +33,15 @@ _NAMES: dict[str, str] = {
     "kv_cache.event_publisher": "--kv-event-publisher",
     "connector.role": "--connector-role",
     "connector.load_timeout_s": "--connector-load-timeout-s",
+    "server.served_model_names": "--served-model-name",
+    "server.api_keys": "--api-key",
+    "server.tool_parser": "--tool-call-parser",
     "plugins.auto": "--auto-plugins",
     "plugins.strict": "--strict-plugins",
     "plugins.disable": "--disable-plugins",
 } | {kind.config_key: kind.flag for kind in KINDS if kind.config_key and kind.flag}
+
+_SECRET = frozenset({"server.api_keys"})
 
 # Options of plugins have no flag of their own: `--set KIND.NAME.OPTION=VALUE`.
 _WITHOUT_FLAG = frozenset({"plugins.options"})
@@ -49,6 +54,7 @@ class Flag:
     key: dotted configuration key. name: the flag, empty if there is none. type: what a value looks like; "list" is a
     comma-separated or JSON list, "table" a JSON object. choices: the allowed words, if they are few. optional: whether
     it may be left open (null). allowed: the allowed values in words. plugin_kind: the kind of plugin it chooses.
+    secret: its value is not to be shown.
     """
 
     key: str
@@ -60,6 +66,7 @@ class Flag:
     description: str
     allowed: str
     plugin_kind: str | None = None
+    secret: bool = False
 
     @property
     def negative(self) -> str | None:
@@ -148,6 +155,7 @@ def _flag(key: str, field: FieldInfo) -> Flag:
         description=field.description or "",
         allowed=_allowed(kind, choices, field),
         plugin_kind=next((k.name for k in KINDS if k.config_key == key), None),
+        secret=key in _SECRET,
     )
 
 

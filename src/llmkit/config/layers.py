@@ -84,11 +84,12 @@ def env_layer(env: Mapping[str, str]) -> tuple[Layer, list[str]]:
 
     An empty variable is not set. A variable with two underscores that names no setting is an error. Others that
     start with LLMKIT_ are left alone, as plugins and orchestrators (Kubernetes sets LLMKIT_SERVICE_HOST for a service
-    called llmkit) have theirs; one that is nearly the name of a setting is a warning.
+    called llmkit, and LLMKIT_PORT to the address of it) have theirs; one that is nearly the name of a setting is a
+    warning.
     """
     layer, warnings = Layer(), list[str]()
     for name, text in sorted(env.items()):
-        if not name.startswith(ENV_PREFIX) or not text:
+        if not name.startswith(ENV_PREFIX) or not text or _is_service_address(name, text):
             continue
         key = name.removeprefix(ENV_PREFIX).lower()
         section = key.partition("__")[0]
@@ -103,6 +104,10 @@ def env_layer(env: Mapping[str, str]) -> tuple[Layer, list[str]]:
             continue
         layer.add(path, _from_text(path, text), f"env {name}")
     return layer, warnings
+
+
+def _is_service_address(name: str, text: str) -> bool:
+    return name == f"{ENV_PREFIX}PORT" and text.startswith(("tcp://", "udp://", "sctp://"))
 
 
 def flag_layer(flags: Mapping[str, Any], settings: Iterable[str], origin: str) -> Layer:

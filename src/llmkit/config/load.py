@@ -44,12 +44,14 @@ class LoadedConfig:
     _paths: Mapping[str, Path] = field(default_factory=dict, repr=False)
 
     def settings(self) -> Iterator[Setting]:
-        """Every setting with its value and source, in the order of the sections, options of plugins last."""
+        """Every setting with its value and source, in the order of the sections, options of plugins last. Values that
+        are secret are starred out."""
         for key, source in self.sources.items():
             value: Any = self.config
             for name in self._paths[key]:
                 value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-            yield Setting(key, value, source)
+            flag = flags_by_key().get(key)
+            yield Setting(key, "***" if flag and flag.secret and value else value, source)
 
 
 def load_config(
@@ -120,4 +122,5 @@ def _message(details: ErrorDetails, merged: Mapping[Path, Given]) -> str:
     if flag and details["type"] == "string_pattern_mismatch":
         return f"{display(path)} cannot be {details['input']!r} ({source}). {flag.description}"
     allowed = flag.allowed if flag else details["msg"]
-    return f"{display(path)} must be {allowed}; {value!r} is not ({source})."
+    shown = "what was given" if flag and flag.secret else repr(value)
+    return f"{display(path)} must be {allowed}; {shown} is not ({source})."

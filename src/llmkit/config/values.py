@@ -21,7 +21,8 @@ def parse_text(flag: Flag, text: str) -> Any:
         try:
             return json.loads(text)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{flag.key} must be {flag.allowed}, as JSON; {text!r} is not: {error}.") from error
+            shown = "what was given" if flag.secret else repr(text)
+            raise ConfigError(f"{flag.key} must be {flag.allowed}, as JSON; {shown} is not: {error}.") from None
     return text
 
 
