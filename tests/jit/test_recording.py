@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -80,6 +82,21 @@ def test_views_are_recorded_and_other_operations_refused(arena: Arena) -> None:
             record(arena, function)
     assert runtime.empty((2, 2)).shape == (2, 2)  # nothing is recorded any more
     assert torch.equal(output, views())
+
+
+def test_the_first_recording_does_not_import_the_compiler_of_torch() -> None:
+    # It would in the middle of the first answer, and takes seconds.
+    code = """
+import sys, torch
+from llmkit.jit.recording import Arena, record
+before = set(sys.modules)
+x = torch.zeros(4, 4)
+record(Arena(4096), lambda: x.view(16)[:3])
+new = {name for name in set(sys.modules) - before if not name.startswith(("numba", "llvmlite", "llmkit"))}
+print("torch._dynamo" in sys.modules, sorted(name for name in new if name.split(".")[0] in ("torch", "sympy")))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False []\n"
 
 
 def test_an_arena_that_is_too_small_is_noticed() -> None:

@@ -117,6 +117,12 @@ def record(arena: Arena, function: Callable[[], torch.Tensor]) -> tuple[torch.Te
 class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations of torch that do more than look at a tensor in another way."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nobody compiles what happens in here. Without this torch wraps `__torch_dispatch__` in a call that imports
+        its compiler: hundreds of modules, seconds, in the middle of the first answer."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable:
             raise CannotRecordError(f"torch's {func} is not a kernel")
