@@ -3,11 +3,12 @@ take the others with it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llmkit.execution.worker_transfers import WorkerTransfers
 from llmkit.hookspecs.connector import Connector, SchedulerContext, WorkerContext
-from llmkit.registry.breaker import Breaker
 from llmkit.scheduling.guarded_connector import GuardedConnector
 from llmkit_connectors.multi.scheduler_half import MultiScheduler
 from llmkit_connectors.multi.worker_half import MultiWorker
@@ -20,14 +21,14 @@ class MultiConnector(Connector):
         self._members = tuple(members)
 
     def scheduler_half(self, context: SchedulerContext) -> MultiScheduler:
-        return MultiScheduler(
-            context,
-            [
-                GuardedConnector(connector.scheduler_half(context), Breaker("connector", name), context.new_id)
-                for name, connector in self._members
-            ],
-        )
+        share = replace(context, held_share=context.held_share / len(self._members))
+        number: Counter[str] = Counter()
+        members = []
+        for name, connector in self._members:
+            number[name] += 1
+            breaker = context.breaker_of(name, number[name])
+            members.append(GuardedConnector(connector.scheduler_half(share), breaker, context.new_id))
+        return MultiScheduler(context, members)
 
     def worker_half(self, context: WorkerContext) -> MultiWorker:
-        halves = [(name, connector.worker_half(context)) for name, connector in self._members]
-        return MultiWorker(halves, WorkerTransfers)
+        return MultiWorker([connector.worker_half(context) for _, connector in self._members], WorkerTransfers)

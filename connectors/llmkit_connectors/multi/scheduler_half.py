@@ -44,6 +44,9 @@ class MemberStep:
     def filled(self) -> Sequence[FilledBlock]:
         return self.whole.filled
 
+    def cached_block(self, group: int, block_hash: bytes) -> int | None:
+        return self.whole.cached_block(group, block_hash)
+
 
 class MultiScheduler(SchedulerConnector):
     """Remembers of every request which member's offer was the best, and which member holds and loads what."""
@@ -116,21 +119,30 @@ class MultiScheduler(SchedulerConnector):
         first = load.first_token // self._context.layout.block_size
         return frozenset(block for table in load.block_ids for block in table[first:] if block)
 
+    def has_more_to_store(self) -> bool:
+        return any(member.has_more_to_store() for member in self._members)
+
     def update(self, report: TransferReport) -> None:
         """Each member hears of its own loads, holds and counts. A block that has failed is written by one member at a
         time, and means nothing to the others."""
+        for part, fault in report.part_faults:
+            if part.isdecimal():
+                self._members[int(part)].fault(fault)
         loaded, released = self._owned(report.loaded, self._loading), self._owned(report.released, self._holding)
         for number, member in enumerate(self._members):
             prefix = f"{number}."
-            part = TransferReport(
+            told = TransferReport(
                 frozenset(loaded[number]),
                 frozenset(released[number]),
                 report.failed_blocks,
                 {name.removeprefix(prefix): n for name, n in report.counts.items() if name.startswith(prefix)},
                 report.failed_holds & released[number],
+                tuple(
+                    (part.removeprefix(prefix), fault) for part, fault in report.part_faults if part.startswith(prefix)
+                ),
             )
-            if part:
-                member.update(part)
+            if told:
+                member.update(told)
 
     def _owned(self, ids: Iterable[int], owners: dict[int, tuple[int, frozenset[int]]]) -> list[set[int]]:
         """Of these ids, which are over, those of each member."""

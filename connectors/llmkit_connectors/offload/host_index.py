@@ -49,6 +49,8 @@ class HostIndex:
         self._num_touched = 0  # slots from here on were never used; a tier of many small blocks is not listed
         self._blocks: dict[BlockKey, HostBlock] = {}
         self.num_evictions = 0
+        self.num_busy = 0
+        """Slots that some transfer uses."""
 
     @property
     def num_slots(self) -> int:
@@ -88,16 +90,23 @@ class HostIndex:
             self.num_evictions += 1
         block = HostBlock(key, slot, parent)
         self._blocks[key] = block
+        self.num_busy += 1
         self._policy.insert(key)
         return block
 
+    def lacks_parent(self, key: BlockKey, parent_hash: bytes | None) -> bool:
+        """Whether nothing will ever leave for this block, as the one before it is not there."""
+        return parent_hash is not None and BlockKey(key.group, parent_hash) not in self._blocks
+
     def acquire(self, block: HostBlock) -> None:
         """One more transfer uses the slot."""
+        self.num_busy += not block.users
         block.users += 1
 
     def release(self, block: HostBlock) -> None:
         """One of the transfers is done with the slot."""
         block.users -= 1
+        self.num_busy -= not block.users
         if block.forgotten and not block.users:
             self._free.append(block.slot)
 

@@ -46,7 +46,7 @@ class OffloadOptions(BaseModel):
         default=2048,
         ge=1,
         description="Most blocks on their way to host memory, and most on their way to files (which are half of those "
-        "in host memory at the most); what is computed meanwhile is not stored there.",
+        "in host memory at the most); what is computed meanwhile waits.",
     )
 
     def num_slots(self, block_bytes: int) -> int:

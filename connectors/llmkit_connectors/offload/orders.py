@@ -39,6 +39,14 @@ class StoreOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """Write slots, which hold their blocks, to files; `write_id` is released when nobody reads the slots any more."""
+
+    write_id: int
+    blocks: tuple[tuple[BlockKey, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOrder:
     """Load blocks; `load_id` is reported when nothing touches them and their slots any more."""
 
@@ -52,4 +60,5 @@ class Orders:
 
     epoch: bytes
     stores: tuple[StoreOrder, ...]
+    writes: tuple[WriteOrder, ...]
     loads: tuple[LoadOrder, ...]

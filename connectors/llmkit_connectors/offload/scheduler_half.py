@@ -8,7 +8,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from llmkit.hookspecs.connector import (
-    FilledBlock,
     Load,
     LoadOffer,
     Retention,
@@ -25,9 +24,9 @@ from llmkit_connectors.offload.file_tier import FileTierStats
 from llmkit_connectors.offload.host_index import HostBlock, HostIndex
 from llmkit_connectors.offload.lookups import FileLookups
 from llmkit_connectors.offload.options import OffloadOptions
-from llmkit_connectors.offload.orders import NO_SLOT, LoadedBlock, LoadOrder, Orders, StoredBlock, StoreOrder
+from llmkit_connectors.offload.orders import NO_SLOT, LoadedBlock, LoadOrder, Orders
+from llmkit_connectors.offload.stores import Stores
 
-_BLOCKS_PER_STORE = 16
 _NOTHING = LoadOffer(0)
 _COUNTED = ("stored", "dropped", "dropped_writes", "loaded_from_memory", "loaded_from_files", "failed_loads")
 
@@ -60,17 +59,14 @@ class OffloadScheduler(SchedulerConnector):
     def __init__(self, context: SchedulerContext, options: OffloadOptions, lookups: FileLookups | None) -> None:
         self._context = context
         self._layout = context.layout
-        self._options = options
         self._lookups = lookups
         self._index = HostIndex(options.num_slots(context.block_bytes or context.layout.block_bytes), options.eviction)
-        self._most_pending = min(options.max_pending_blocks, context.max_held_blocks)
         self._epoch = b""
         self._spaces = self._spaces_of_workers()
         self._loading: dict[int, list[_Loading]] = {}
         self._failed: set[int] = set()
-        self._storing: dict[int, list[HostBlock]] = {}
-        self._writing: dict[int, list[HostBlock]] = {}
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self._stores = Stores(context, options, self._index, self._counts, has_files=lookups is not None)
         if lookups is not None:
             self._counts.update({f"file_{field.name}": 0 for field in fields(FileTierStats)})
 
@@ -99,10 +95,13 @@ class OffloadScheduler(SchedulerConnector):
 
     def plan_transfers(self, step: StepView) -> TransferPlan | None:
         loads = tuple(self._load(load) for load in step.loads)
-        stores, holds = self._stores(step.filled)
-        if not loads and not stores:
+        stores, writes, holds = self._stores.plan(step)
+        if not loads and not stores and not writes:
             return None
-        return TransferPlan(Orders(self._epoch, tuple(stores), loads), holds)
+        return TransferPlan(Orders(self._epoch, tuple(stores), tuple(writes), loads), holds)
+
+    def has_more_to_store(self) -> bool:
+        return self._stores.has_more
 
     def _load(self, load: Load) -> LoadOrder:
         size = self._layout.block_size
@@ -138,69 +137,17 @@ class OffloadScheduler(SchedulerConnector):
                 self._counts["loaded_from_files"] += 1
         return [loading[block_id] for _, block_id in wanted]
 
-    def _stores(self, filled: Sequence[FilledBlock]) -> tuple[list[StoreOrder], Mapping[int, Sequence[int]]]:
-        if not filled:
-            return [], {}
-        taken: list[tuple[FilledBlock, HostBlock]] = []
-        room = self._most_pending - sum(map(len, self._storing.values()))
-        for block in sorted(filled, key=lambda block: block.group):
-            key = BlockKey(block.group, block.block_hash)
-            if self._index.find(key) is not None:
-                continue
-            parent_hash = block.parent_hash if self._lookups is None else None
-            host = self._index.reserve(key, parent_hash) if len(taken) < room else None
-            if host is None:
-                self._counts["dropped"] += 1
-            else:
-                taken.append((block, host))
-        self._counts["stored"] += len(taken)
-        stores, holds = [], {}
-        for start in range(0, len(taken), _BLOCKS_PER_STORE):
-            some = taken[start : start + _BLOCKS_PER_STORE]
-            order = self._store(some)
-            stores.append(order)
-            holds[order.hold_id] = [block.block_id for block, _ in some]
-            if order.write_id is not None:
-                holds[order.write_id] = []
-        return stores, holds
-
-    def _store(self, some: Sequence[tuple[FilledBlock, HostBlock]]) -> StoreOrder:
-        hosts = [host for _, host in some]
-        hold_id, write_id = self._context.new_id(), None
-        self._storing[hold_id] = hosts
-        if self._lookups is not None and self._may_write(len(hosts)):
-            write_id = self._context.new_id()
-            self._writing[write_id] = hosts
-            for host in hosts:
-                self._index.acquire(host)
-        return StoreOrder(
-            hold_id, write_id, tuple(StoredBlock(host.key, block.block_id, host.slot) for block, host in some)
-        )
-
-    def _may_write(self, num_blocks: int) -> bool:
-        """Whether so many blocks more may be on their way to files, where they cannot leave the host memory."""
-        pending = sum(map(len, self._writing.values()))
-        if pending and pending + num_blocks > min(self._options.max_pending_blocks, self._index.num_slots // 2):
-            self._counts["dropped_writes"] += num_blocks
-            return False
-        return True
-
     # What has become of it
 
     def update(self, report: TransferReport) -> None:
         self._counts.update({f"file_{name}": change for name, change in report.counts.items()})
         self._failed |= report.failed_blocks
-        for hold_id in report.released:
-            for host in self._storing.get(hold_id, ()):
-                if hold_id in report.failed_holds:
-                    self._index.fail(host)
-                else:
-                    host.ready = True
-            for host in self._storing.pop(hold_id, []) + self._writing.pop(hold_id, []):
-                self._index.release(host)
+        self._stores.update(report)
         for load_id in report.loaded:
             for item in self._loading.pop(load_id, []):
                 self._end(item)
+        if report.loaded:
+            self._stores.slots_are_free()
 
     def _end(self, item: _Loading) -> None:
         failed = item.order.block_id in self._failed
@@ -230,13 +177,13 @@ class OffloadScheduler(SchedulerConnector):
             "host_blocks": self._index.num_slots,
             "host_blocks_used": self._index.num_used,
             "host_evicted": self._index.num_evictions,
-            "pending_stores": sum(map(len, self._storing.values())),
-            "pending_writes": sum(map(len, self._writing.values())),
+            **self._stores.stats(),
             **self._counts,
         }
 
     def reset(self) -> None:
         self._index.clear()
+        self._stores.clear()
         self._epoch = os.urandom(16)
         self._spaces = self._spaces_of_workers()
         if self._lookups is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,15 @@ from llmkit_connectors.offload.block_key import BlockKey, space_of
 from llmkit_connectors.offload.cache_blocks import BlockCopy, Bytes, CacheBlocks, cache_blocks
 from llmkit_connectors.offload.file_tier import FileTier
 from llmkit_connectors.offload.host_memory import HostMemory
-from llmkit_connectors.offload.orders import NO_SLOT, LoadedBlock, LoadOrder, Orders, StoredBlock, StoreOrder
+from llmkit_connectors.offload.orders import (
+    NO_SLOT,
+    LoadedBlock,
+    LoadOrder,
+    Orders,
+    StoredBlock,
+    StoreOrder,
+    WriteOrder,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +56,7 @@ class OffloadWorker(WorkerConnector):
         self._loaded: set[int] = set()
         self._released: set[int] = set()
         self._failed: set[int] = set()
+        self._unstored: set[int] = set()
         self._parts_left: dict[int, int] = {}
         self._cancelled: set[int] = set()
         self._cache: CacheBlocks | None = None
@@ -69,6 +78,8 @@ class OffloadWorker(WorkerConnector):
         space = space_of(self._context.fingerprint, self._context.rank, self._context.world_size, orders.epoch)
         for load in orders.loads:
             self._start(load, space)
+        for write in orders.writes:
+            self._submit_write(write, space)
         for store in orders.stores:
             self._copies.submit(partial(self._store, store, space))
 
@@ -77,9 +88,10 @@ class OffloadWorker(WorkerConnector):
         with self._changed:
             loaded, self._loaded = self._loaded, set()
             released, self._released = self._released, set()
+            unstored, self._unstored = self._unstored, set()
             # Those of loads that go on are told with their end.
             failed, self._failed = (self._failed, set()) if loaded else (set(), self._failed)
-        return TransferReport(frozenset(loaded), frozenset(released), frozenset(failed), counts)
+        return TransferReport(frozenset(loaded), frozenset(released), frozenset(failed), counts, frozenset(unstored))
 
     def cancel(self, load_ids: Collection[int]) -> None:
         with self._changed:
@@ -176,25 +188,30 @@ class OffloadWorker(WorkerConnector):
         except Exception as error:
             logger.warning("KV blocks could not be copied to host memory: %s", described(error))
         finally:
-            self._release(order.hold_id)
-        if order.write_id is None:
-            return
-        if self._writes is None or not stored:
+            self._release(order.hold_id, failed=len(stored) < len(order.blocks))
+        if order.write_id is not None:
+            self._submit_write(WriteOrder(order.write_id, tuple((b.key, b.slot) for b in stored)), space)
+
+    def _submit_write(self, order: WriteOrder, space: bytes) -> None:
+        if self._writes is None or not order.blocks:
             self._release(order.write_id)
         else:
-            self._writes.submit(partial(self._write, order.write_id, [(b.key, b.slot) for b in stored], space))
+            self._writes.submit(partial(self._write, order, space))
 
-    def _write(self, write_id: int, blocks: Iterable[tuple[BlockKey, int]], space: bytes) -> None:
+    def _write(self, order: WriteOrder, space: bytes) -> None:
         assert self._files is not None
         try:
-            for key, slot in blocks:
-                self._files.store(space, key, self._payload(slot, key.group).data)
+            for key, slot in order.blocks:
+                if self._contents.get(slot) == key:
+                    self._files.store(space, key, self._payload(slot, key.group).data)
         finally:
-            self._release(write_id)
+            self._release(order.write_id)
 
-    def _release(self, hold_id: int) -> None:
+    def _release(self, hold_id: int, *, failed: bool = False) -> None:
         with self._changed:
             self._released.add(hold_id)
+            if failed:
+                self._unstored.add(hold_id)
             self._changed.notify_all()
 
     def _payload(self, slot: int, group: int) -> Bytes:

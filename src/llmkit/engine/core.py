@@ -26,6 +26,9 @@ GRAMMAR_WAIT_S = 0.02
 RESET_WAIT_S = 2.0
 """Seconds that a reset of the prefix cache waits for transfers."""
 
+CLOSE_WAIT_S = 5.0
+"""Seconds that closing waits for what could not be stored at once."""
+
 
 @dataclass(slots=True)
 class _Submitted:
@@ -147,11 +150,11 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def settle_transfers(self, seconds: float) -> bool:
-        """With no request unfinished, run steps for the connector alone until nothing is under way, at most so long;
-        whether nothing is."""
+        """With no request unfinished, run steps for the connector alone until nothing is under way and nothing more is
+        to be stored, at most so long; whether nothing is under way."""
         transfers = self.scheduler.transfers
         deadline = time.monotonic() + seconds
-        while transfers.holds_blocks and not self.has_work() and time.monotonic() < deadline:
+        while (transfers.holds_blocks or transfers.has_news) and not self.has_work() and time.monotonic() < deadline:
             transfers.ask_workers()
             self._run_one_step()
         return not transfers.holds_blocks
@@ -188,8 +191,11 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Stop the executor. Unfinished requests are gone. May be called twice."""
+        """Stop the executor. Unfinished requests are gone. May be called twice. With none, waits a moment for what the
+        connector still has to store."""
         if not self._closed:
+            if self.scheduler.transfers.has_more_to_store:
+                self.settle_transfers(CLOSE_WAIT_S)
             self._closed = True
             self._in_flight.clear()
             self.scheduler.close()

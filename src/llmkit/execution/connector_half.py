@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.plugin import Environment
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.registry import Registry
+    from llmkit.registry.breaker import Breaker
     from llmkit.registry.breakers import Breakers
     from llmkit.scheduling.guarded_connector import GuardedConnector
 
@@ -64,7 +65,11 @@ def scheduler_half(
     new_id = itertools.count(1).__next__
     length = config.model.max_model_len or 0
     role, size = config.connector.role, report.memory.block_bytes
-    context = SchedulerContext(layout, report.fingerprint, 1, length, role, new_id, size)
+
+    def breaker_of(name: str, number: int) -> Breaker:
+        return breakers.of("connector", name, number)
+
+    context = SchedulerContext(layout, report.fingerprint, 1, length, role, new_id, size, breaker_of)
     half = _built(config, lambda: connector.scheduler_half(context))
     _check_kind(config, half, SchedulerConnector)
     breaker = breakers.of("connector", registry.chosen("connector").name)

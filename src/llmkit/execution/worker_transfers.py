@@ -102,6 +102,7 @@ class WorkerTransfers:
             self._failed_blocks | told.failed_blocks,
             told.counts,
             self._unstored | told.failed_holds,
+            told.part_faults,
         )
         self._loaded = self._unstored = self._failed_blocks = self._sync_blocks = frozenset()
         for load_id in report.loaded:
@@ -117,7 +118,8 @@ class WorkerTransfers:
         if not all(type(id_) is int for part in (*parts, failed_holds) for id_ in part):
             raise TypeError(f"it returned {shown(report)}: an id is no integer")
         counts = {str(name): int(number) for name, number in report.counts.items()}
-        return TransferReport(*parts, counts, failed_holds)
+        part_faults = tuple((str(part), str(words)) for part, words in report.part_faults)
+        return TransferReport(*parts, counts, failed_holds, part_faults)
 
     def take_faults(self) -> list[str]:
         """What was wrong with the connector since the last time, in words."""
@@ -211,6 +213,7 @@ class ReportMerger:
             frozenset(block for report in given for block in report.failed_blocks),
             added_up(report.counts for report in given),
             failed_holds,
+            tuple(fault for report in given for fault in report.part_faults),
         )
 
     def _complete(self, counts: dict[int, int], named: Iterable[frozenset[int]]) -> frozenset[int]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from llmkit.kv_cache.layout import KVCacheLayout
+    from llmkit.registry.breaker import Breaker
 
 ConnectorRole = Literal["both", "producer", "consumer"]
 
@@ -131,13 +132,19 @@ class StepView(Protocol):
     @property
     def filled(self) -> Sequence[FilledBlock]: ...
 
+    def cached_block(self, group: int, block_hash: bytes) -> int | None:
+        """The allocation block in which the prefix cache has this content now; None if it is not there. Who was told of
+        a filled block, and could not store it then, can name this one in the holds of the step."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
     """What the worker halves are to do in a step. payload: anything that pickles, given to each `start_load`.
 
     holds: hold id → allocation blocks that nobody writes to until a TransferReport lists the id as released, for
-    stores that go on behind the step. Ids come from `SchedulerContext.new_id`.
+    stores that go on behind the step: blocks that are in use, filled ones, and those of `StepView.cached_block`. Ids
+    come from `SchedulerContext.new_id`.
     """
 
     payload: Any
@@ -165,7 +172,8 @@ class TransferReport:
     nothing usable: of a synchronous load in the report of its own step, of an asynchronous one at the latest when it
     ends. failed_holds: those of `released` whose blocks were not stored; the core reports so what never ran.
     counts: name → change since the last report, of whatever the worker half counts for the scheduler half's `stats`;
-    those of several workers are added up.
+    those of several workers are added up. part_faults: of a worker half that is made of several, (which one, what was
+    wrong with it in words), for the scheduler half to count where it belongs (`SchedulerContext.breaker_of`).
     """
 
     loaded: frozenset[int] = field(default_factory=frozenset)
@@ -173,15 +181,22 @@ class TransferReport:
     failed_blocks: frozenset[int] = field(default_factory=frozenset)
     counts: Mapping[str, int] = field(default_factory=dict)
     failed_holds: frozenset[int] = field(default_factory=frozenset)
+    part_faults: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
         """Whether it tells of anything."""
-        return bool(self.loaded or self.released or self.failed_blocks or self.counts)
+        return bool(self.loaded or self.released or self.failed_blocks or self.counts or self.part_faults)
 
 
 def max_held_blocks(layout: KVCacheLayout) -> int:
     """See `SchedulerContext.max_held_blocks`."""
     return max(1, (layout.num_blocks - 1) // 2)
+
+
+def _breaker_of_its_own(name: str, number: int) -> Breaker:
+    from llmkit.registry.breakers import Breakers
+
+    return Breakers().of("connector", name, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +207,10 @@ class SchedulerContext:
     types and the same order of bytes in a block of the same size, so that one may load what the other has stored.
     role: "producer" is never asked for loads, "consumer" is never told of filled blocks. new_id: a number that
     neither the core nor another connector of this engine has used. block_bytes: size of a block over all layers of a
-    worker, with whatever the attention backend adds; None: what the layout says.
+    worker, with whatever the attention backend adds; None: what the layout says. breaker_of: for a connector that is
+    made of several, the breaker of one of them, by its name and which one of this name it is, from 1 on; the engine
+    shows its faults beside all others'.
+    held_share: of what may be in holds, the part that this connector may have.
     """
 
     layout: KVCacheLayout
@@ -202,12 +220,15 @@ class SchedulerContext:
     role: ConnectorRole
     new_id: Callable[[], int]
     block_bytes: int | None = None
+    breaker_of: Callable[[str, int], Breaker] = _breaker_of_its_own
+    held_share: float = 1.0
 
     @property
     def max_held_blocks(self) -> int:
         """Different blocks that may be in holds at a time, half of the cache: a plan that would hold more is not
-        carried out, so that the engine goes on whatever becomes of transfers."""
-        return max_held_blocks(self.layout)
+        carried out, so that the engine goes on whatever becomes of transfers. For one of several connectors it is a
+        part of that."""
+        return max(1, int(max_held_blocks(self.layout) * self.held_share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +271,11 @@ class SchedulerConnector(ABC):
         """The sequence has ended or was aborted, and its blocks are about to be freed. Its filled blocks that
         `plan_transfers` has not been told of come with the next step, whatever is returned here."""
         return Retention()
+
+    def has_more_to_store(self) -> bool:
+        """Whether it would store more once a transfer is over. Asked after a report of one: the engine then makes
+        another step for it, also when it has nothing to compute, and waits a moment for it when it closes."""
+        return False
 
     def preempted(self, request: TransferView) -> None:
         """The request lost its blocks and will be scheduled again; a load of it that has not ended will be, and is

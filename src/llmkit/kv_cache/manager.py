@@ -297,6 +297,15 @@ class KVCacheManager:
         """How many tables and holds `block` is in."""
         return self._pool.references(block)
 
+    def cached_block(self, group: int, block_hash: bytes) -> int | None:
+        """The block in which this content is findable, in use or not; None if there is none or no such group."""
+        indices = self._pool.indices
+        return indices[group].get(block_hash) if 0 <= group < len(indices) else None
+
+    def is_cached(self, block: int) -> bool:
+        """Whether `block` can be found by its content."""
+        return self._pool.content(block) is not None
+
     @property
     def num_sequences(self) -> int:
         """Sequences that hold blocks."""

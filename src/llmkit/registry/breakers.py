@@ -16,11 +16,13 @@ class Breakers:
         self._on_open = on_open
         self._breakers: dict[tuple[str, str], Breaker] = {}
 
-    def of(self, kind: str, name: str) -> Breaker:
-        """The breaker of a plugin, made when it is first asked for."""
-        known = self._breakers.get((kind, name))
+    def of(self, kind: str, name: str, number: int = 1) -> Breaker:
+        """The breaker of a plugin, made when it is first asked for. number: which one, of a plugin that is used several
+        times; from the second on it is called `name #number`."""
+        label = name if number == 1 else f"{name} #{number}"
+        known = self._breakers.get((kind, label))
         if known is None:
-            known = self._breakers[kind, name] = Breaker(kind, name, on_open=self._told(kind, name))
+            known = self._breakers[kind, label] = Breaker(kind, label, on_open=self._told(kind, name))
         return known
 
     def add(self, breaker: Breaker) -> None:

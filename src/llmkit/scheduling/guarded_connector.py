@@ -95,6 +95,12 @@ class GuardedConnector:
 
         return self._call("request_finished", kept, Retention())
 
+    def has_more_to_store(self) -> bool:
+        """Whether the connector would store more once a hold is over."""
+        if self.breaker.open:
+            return False
+        return self._call("has_more_to_store", lambda: bool(self._half.has_more_to_store()), False)
+
     def preempted(self, request: TransferView) -> None:
         """A sequence has lost its blocks."""
         self._call("preempted", lambda: self._half.preempted(request), None)

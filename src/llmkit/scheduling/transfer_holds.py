@@ -77,17 +77,17 @@ class TransferHolds:
         for hold_id, blocks in holds.items():
             if type(hold_id) is not int or hold_id in self._holds:
                 return "a hold's id is not a new one"
-            if not isinstance(blocks, Sequence) or not all(self._is_in_use(block) for block in blocks):
+            if not isinstance(blocks, Sequence) or not all(self._has_content(block) for block in blocks):
                 return "a hold names blocks that nobody uses"
         held = set().union(*self._holds.values(), *holds.values())
         if len(held) > max_held_blocks(self._kv.layout):
             return f"{len(held)} blocks would be held, more than may be"
         return None
 
-    def _is_in_use(self, block: object) -> bool:
-        return (
-            type(block) is int and 0 <= block <= self._kv.num_blocks and (not block or self._kv.references(block) > 0)
-        )
+    def _has_content(self, block: object) -> bool:
+        if type(block) is not int or not 0 <= block <= self._kv.num_blocks:
+            return False
+        return not block or self._kv.references(block) > 0 or self._kv.is_cached(block)
 
     def release(self, hold_ids: Iterable[int]) -> set[int]:
         """These holds are over. Returns the ids that there are none of."""

@@ -63,6 +63,9 @@ class PlannedStep:
         self._manager = manager
         self._rows: tuple[ScheduledRow, ...] | None = None
 
+    def cached_block(self, group: int, block_hash: bytes) -> int | None:
+        return self._manager.cached_block(group, block_hash)
+
     @property
     def rows(self) -> Sequence[ScheduledRow]:
         if self._rows is None:

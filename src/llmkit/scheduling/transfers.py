@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -12,8 +11,9 @@ from llmkit.errors import InvalidRequestError, shown
 from llmkit.hookspecs.connector import TransferReport
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.kv_cache.prefix_cache import FilledListener
-from llmkit.requests.request import Request, RequestStatus
+from llmkit.requests.request import Request
 from llmkit.scheduling.guarded_connector import GuardedConnector
+from llmkit.scheduling.load_ends import LoadCounts, LoadEnds
 from llmkit.scheduling.load_requests import LoadRequests
 from llmkit.scheduling.pending_loads import EndedLoad, PendingLoad, PendingLoads
 from llmkit.scheduling.plan import StepPlan, StepResult, StepTransfers
@@ -25,19 +25,10 @@ POLL_S = 0.002
 """How long a step that computes nothing waits for a transfer: new requests wait as long."""
 
 
-@dataclass(slots=True)
-class LoadCounts:
-    """Totals. num_loads: loads that have ended. hit_tokens: tokens that they have brought."""
-
-    num_loads: int = 0
-    num_failed_loads: int = 0
-    hit_tokens: int = 0
-
-
 class Transfers:
     """Owns everything that is under way between the cache and a connector. Without a connector every question is
     answered with nothing at once. Its parts: `requests` (who asks for loads), `holds` (blocks that nobody may write
-    to), and the record of loads.
+    to), the record of loads, and what becomes of those that end.
 
     max_loading: requests that wait for a connector at a time. clock: seconds, never going back.
     """
@@ -51,7 +42,6 @@ class Transfers:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.connector = connector
-        self.counts = LoadCounts()
         self.fails_requests = config.load_failure_policy == "fail"
         self.holds = TransferHolds()
         self._loads = PendingLoads()
@@ -62,34 +52,32 @@ class Transfers:
             max_waiting=max_loading,
             clock=clock,
         )
+        self._ends = LoadEnds(connector, self._loads, self.requests, timeout_s=config.load_timeout_s, clock=clock)
         self._stores_allowed = connector is not None and config.role != "consumer"
         self._timeout_s = config.load_timeout_s
         self._clock = clock
         self._manager: KVCacheManager | None = None
-        self._ended: list[EndedLoad] = []
-        self._cancelled: list[int] = []
-        self._has_retained = False
+        self._step_wanted = False
         self._asked = False
         self._stuck: tuple[Request, float] | None = None
 
     def bind(self, manager: KVCacheManager) -> None:
         """Use this manager from now on, in which nothing is held yet. What is under way keeps its blocks."""
         self._manager = manager
-        self._ended.clear()
         self._stuck = None
         self.requests.bind(manager)
         self.holds.bind(manager)
-        for load in self._loads.unfinished:
-            self._loads.let_go(load)
-            manager.hold(load.columns)
+        self._ends.bind(manager)
 
     def broken_off(self) -> None:
         """A call was broken off, and every request has been ended; no step is under way any more. Loads that were to be
         sent with the next step still will be, and write to blocks that their requests have given back."""
-        self._loads.forget_steps()
-        for load in self._loads.unfinished:
-            if load.request is not None:
-                self._let_go(load)
+        self._ends.broken_off()
+
+    @property
+    def counts(self) -> LoadCounts:
+        """Of loads."""
+        return self._ends.counts
 
     @property
     def on_filled(self) -> FilledListener | None:
@@ -117,13 +105,12 @@ class Transfers:
 
     def __contains__(self, request: Request) -> bool:
         """Whether `request` waits for the connector."""
-        ended = any(load.request is request and load.asynchronous for load in self._ended)
-        return ended or request in self.requests
+        return request in self._ends or request in self.requests
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for the connector."""
-        return self.requests.num_waiting + sum(load.asynchronous for load in self._ended)
+        return self.requests.num_waiting + self._ends.num_waiting
 
     @property
     def holds_blocks(self) -> bool:
@@ -133,16 +120,21 @@ class Transfers:
     @property
     def has_news(self) -> bool:
         """Whether there is something that the workers should soon be told, by a step without rows if need be."""
-        return bool(self._has_retained or self.holds.has_filled or self._loads.has_new or self._cancelled)
+        return bool(self._step_wanted or self.holds.has_filled or self._loads.has_new or self._ends.has_cancelled)
+
+    @property
+    def has_more_to_store(self) -> bool:
+        """Whether the connector could not store all at once that it has been told of."""
+        return self._stores_allowed and self.connector is not None and self.connector.has_more_to_store()
 
     @property
     def waits(self) -> bool:
         """Whether somebody can only go on after a report."""
-        return bool(self._asked or self._ended or self._loads or self.requests.num_waiting or self._stuck)
+        return bool(self._asked or self._ends or self._loads or self.requests.num_waiting or self._stuck)
 
     def worth_waiting(self, request: Request) -> bool:
         """Whether a transfer under way may soon end and give back blocks that `request` has no room without."""
-        if not (self.holds_blocks or self._ended or self.requests.num_waiting):
+        if not (self.holds_blocks or self._ends or self.requests.num_waiting):
             return False
         if self._stuck is None or self._stuck[0] is not request:
             self._stuck = (request, self._clock())
@@ -171,7 +163,7 @@ class Transfers:
         payload, holds = self._planned(step, batch, loads)
         if payload is None and loads and not self.connector.breaker.open:
             self.connector.fault("plan_transfers() left out loads that it was told of")
-        cancelled, self._cancelled = tuple(self._cancelled), []
+        cancelled = self._ends.take_cancelled()
         if rows and payload is None and not loads and not cancelled:
             return None
         return StepTransfers(
@@ -180,13 +172,13 @@ class Transfers:
             {load.load_id: frozenset(load.columns) for load in loads if load.asynchronous},
             holds,
             cancelled,
-            0.0 if rows or payload is not None or loads or self._ended else POLL_S,
+            0.0 if rows or payload is not None or loads or self._ends else POLL_S,
         )
 
     def _planned(self, step: int, batch: PlanBuilder, loads: list[PendingLoad]) -> tuple[Any, tuple[int, ...]]:
         """The connector's payload and the ids of its holds."""
         assert self.connector is not None
-        self._has_retained = False
+        self._step_wanted = False
         view = PlannedStep(step, batch, [load.load for load in loads], self.holds.peek_filled(), self._kv)
         plan = self.connector.plan_transfers(view)
         wrong = None if plan is None else self.holds.add(plan.holds)
@@ -223,69 +215,30 @@ class Transfers:
             for load in sync:
                 load.fail()
         for load in sync:
-            self._end(load)
+            self._ends.end(load)
 
     def _report(self, report: TransferReport, sync: list[PendingLoad]) -> None:
         assert self.connector is not None
         if report:
             self.connector.update(report)
         unknown = self._loads.fail(report.failed_blocks, sync)
-        for load_id in report.loaded:
-            load = self._loads.find(load_id)
-            if load is None:
-                unknown.add(load_id)
-            else:
-                self._end(load)
+        unknown |= self._ends.end_reported(report.loaded)
         unknown |= self.holds.release(report.released)
+        if (report.released or report.loaded) and self.has_more_to_store:
+            self._step_wanted = True
         if unknown:
             self.connector.fault(f"report() named what it was never given: {shown(unknown)}")
 
-    def _end(self, load: PendingLoad) -> None:
-        """Nothing writes to the blocks of `load` any more."""
-        request = load.request
-        self._loads.end(load)
-        self.counts.num_loads += 1
-        self.counts.num_failed_loads += bool(load.failed)
-        if request is None:
-            self._kv.release(load.columns)
-        elif request.status is not RequestStatus.FINISHED:
-            usable = load.num_usable_tokens(self._kv.block_size)
-            self.counts.hit_tokens += usable - load.load.first_token
-            if load.failed:
-                self.requests.refuse(request)
-            if load.failed or load.asynchronous:
-                self._ended.append(EndedLoad(request, usable, bool(load.failed), load.asynchronous))
-
     def take_ended(self) -> list[EndedLoad]:
-        """Loads that are over for their requests, by report or because they took too long: asynchronous ones, and
-        synchronous ones that have failed."""
-        now = self._clock()
-        for load in self._loads.asynchronous:
-            request = load.request
-            if request is not None and now > load.deadline and self.connector is not None:
-                self.connector.fault(f"a load was not reported within {self._timeout_s:g} s")
-                load.fail()
-                self._let_go(load)
-                self.requests.refuse(request)
-                self._ended.append(EndedLoad(request, load.load.first_token, True, True))
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _let_go(self, load: PendingLoad) -> None:
-        """Its request waits no longer. The blocks stay held, as something may still write to them."""
-        self._loads.let_go(load)
-        self._kv.hold(load.columns)
-        self._cancelled.append(load.load_id)
+        """Loads that are over for their requests, see `LoadEnds.take`."""
+        return self._ends.take()
 
     # What becomes of requests
 
     def give_up(self, request: Request) -> None:
         """`request` waits for the connector no longer."""
         self.requests.unpark(request)
-        self._ended = [load for load in self._ended if load.request is not request]
-        load = self._loads.of(request)
-        if load is not None:
-            self._let_go(load)
+        self._ends.give_up(request)
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         """`request` has ended and is about to give its blocks back. Returns what its client is to have."""
@@ -295,7 +248,7 @@ class Transfers:
         tables = tables_of(self._kv, request)
         retention = self.connector.request_finished(SequenceView(request, self._kv), tables)
         if retention.holds:
-            self._has_retained = True
+            self._step_wanted = True
             blocks = [block for table in tables for block in table]
             wrong = self.holds.add(dict.fromkeys(retention.holds, blocks))
             if wrong is not None:

@@ -21,6 +21,7 @@ from llmkit.hookspecs.connector import Connector, SchedulerContext, WorkerContex
 from llmkit.hookspecs.scheduler import SchedulerPolicy
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit.registry.breaker import Breaker
+from llmkit.registry.breakers import Breakers
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, EngineRequest
 from llmkit.requests.output import FinishedRequest
@@ -108,8 +109,9 @@ class SchedulingHarness:
         )
         self.executor.allocate(layout)
         self.trusts_connector = trusts_connector
-        breaker = Breaker("connector", "fake", fault_limit, clock=clock)
-        self.connector = None if connector is None else _guarded(connector, config, layout, breaker)
+        breakers = Breakers()
+        breakers.add(Breaker("connector", "fake", fault_limit, clock=clock))
+        self.connector = None if connector is None else _guarded(connector, config, layout, breakers)
         self.scheduler = Scheduler(
             config,
             layout,
@@ -119,7 +121,7 @@ class SchedulingHarness:
             clock=clock,
             grammars=grammars,
         )
-        self.core = EngineCore(self.scheduler, self.executor, observers=(self,))
+        self.core = EngineCore(self.scheduler, self.executor, observers=(self,), breakers=breakers)
         self.requests: dict[str, EngineRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
         self.finished: list[FinishedRequest] = []
@@ -222,11 +224,16 @@ class SchedulingHarness:
         assert answer.token_ids == expected[: len(answer.token_ids)], f"wrong tokens of {key}"
 
 
-def _guarded(connector: Connector, config: EngineConfig, layout: KVCacheLayout, breaker: Breaker) -> GuardedConnector:
+def _guarded(connector: Connector, config: EngineConfig, layout: KVCacheLayout, breakers: Breakers) -> GuardedConnector:
     new_id = itertools.count(1).__next__
     length = config.model.max_model_len or 0
-    context = SchedulerContext(layout, "fake", 1, length, config.connector.role, new_id)
-    return GuardedConnector(connector.scheduler_half(context), breaker, new_id)
+
+    def breaker_of(name: str, number: int) -> Breaker:
+        return breakers.of("connector", name, number)
+
+    role = config.connector.role
+    context = SchedulerContext(layout, "fake", 1, length, role, new_id, breaker_of=breaker_of)
+    return GuardedConnector(connector.scheduler_half(context), breakers.of("connector", "fake"), new_id)
 
 
 def check_policy(make_policy: Callable[[], SchedulerPolicy], seed: int = 0, scenarios: int = 20) -> None:

@@ -92,6 +92,59 @@ def test_a_member_that_raises_does_not_disturb_the_others():
         answered(run)
         assert store.num_loaded == loaded
         assert not run.connector.breaker.num_faults
+        assert run.core.stats().plugin_faults.keys() == {"connector:member-0"}
+
+
+class WorkerOfOneRaises(MemoryConnector):
+    """Only what moves bytes is broken."""
+
+    def worker_half(self, context):
+        return RaisingWorker(self._store, context, 0)
+
+
+def nested(*connectors):
+    return MultiConnector([(f"inner-{i}", connector) for i, connector in enumerate(connectors)])
+
+
+def test_faults_of_a_members_worker_are_that_members_and_it_is_left_alone(caplog):
+    store = MemoryStore()
+    run = harness(MemoryConnector(store), WorkerOfOneRaises(MemoryStore()))
+    for number in range(8):
+        run.add(f"r{number}", [number, *PROMPT])
+        run.run()
+    run.check_answers()
+    faults = run.core.stats().plugin_faults
+    assert faults.keys() == {"connector:member-1"}
+    assert faults["connector:member-1"].state == "open"
+    assert "a member that fails" in faults["connector:member-1"].last_fault
+    assert len(store.blocks) >= 8 * 7
+    assert len([record for record in caplog.records if "member-1" in record.message]) == 2  # first fault, left alone
+
+
+def test_faults_within_nested_ones_are_the_innermosts():
+    run = harness(
+        MemoryConnector(MemoryStore()), nested(WorkerOfOneRaises(MemoryStore()), MemoryConnector(MemoryStore()))
+    )
+    answered(run)
+    assert run.core.stats().plugin_faults.keys() == {"connector:inner-0"}
+
+
+def test_two_members_of_one_name_are_told_apart():
+    same = [("twin", MemoryConnector(MemoryStore())), ("twin", WorkerOfOneRaises(MemoryStore()))]
+    run = SchedulingHarness(FcfsPolicy(), num_blocks=40, connector=MultiConnector(same))
+    answered(run)
+    assert run.core.stats().plugin_faults.keys() == {"connector:twin #2"}
+
+
+def test_members_together_hold_no_more_than_one_may():
+    """What each holds is a part of what may be held, so that none is refused because of the others."""
+    stores = [MemoryStore() for _ in range(3)]
+    run = harness(*(MemoryConnector(store, delay=3) for store in stores))
+    for number in range(6):
+        run.add(f"r{number}", [number] * 9)
+    run.run()
+    assert not run.core.stats().plugin_faults
+    assert all(store.blocks for store in stores)
 
 
 @pytest.mark.parametrize("seed", range(30))

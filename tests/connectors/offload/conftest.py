@@ -116,6 +116,8 @@ class Rig:
         self.holds: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.failed: set[int] = set()
+        self.cached: dict[tuple[int, bytes], int] = {}
+        self.kept: set[int] = set()
         self.step = 0
 
     # An engine, as far as it is needed
@@ -163,20 +165,23 @@ class Rig:
         self.failed -= {block for table in sequence.tables for block in table}
         return usable * self.layout.block_size
 
-    def compute(self, sequence: Sequence_, first: int) -> None:
-        """Fill the blocks from column `first` on, and tell the connector with the next step."""
+    def compute(self, sequence: Sequence_, first: int, last: int | None = None) -> None:
+        """Fill the blocks of the columns from `first` on, before `last`, and tell the connector with the next step."""
         filled = []
         for group, table in enumerate(sequence.tables):
             hashes = sequence.block_hashes()
-            for column in range(first, len(hashes)):
+            for column in range(first, len(hashes) if last is None else last):
                 self.write(group, table[column], self.content(group, hashes[column]))
                 parent = hashes[column - 1] if column else None
                 filled.append(FilledBlock(group, table[column], hashes[column], column, parent))
+                self.cached[group, hashes[column]] = table[column]
         self.plan(filled)
 
     def plan(self, filled: Sequence[FilledBlock] = (), loads: Sequence[Load] = ()) -> None:
         self.step += 1
-        step = SimpleNamespace(step=self.step, rows=(), loads=tuple(loads), filled=tuple(filled))
+        step = SimpleNamespace(
+            step=self.step, rows=(), loads=tuple(loads), filled=tuple(filled), cached_block=self.cached_block
+        )
         plan = self.scheduler.plan_transfers(step)
         if plan is not None:
             assert not set(plan.holds) & set(self.holds)
@@ -184,17 +189,19 @@ class Rig:
             self.holds |= {hold: list(blocks) for hold, blocks in plan.holds.items()}
             self.worker.start_load(plan.payload)
 
+    def cached_block(self, group: int, block_hash: bytes) -> int | None:
+        return self.cached.get((group, block_hash))
+
     def finish(self, sequence: Sequence_) -> None:
         assert not self.scheduler.request_finished(sequence, sequence.tables).holds
-        held = {block for blocks in self.holds.values() for block in blocks}
         for table in sequence.tables:
             for block in table:
-                if block and block not in held:
+                if block and not self.in_use(block):
                     self.give_back(block)
 
     def settle(self) -> None:
         """Until nothing is under way."""
-        self.until(lambda: not self.holds)
+        self.until(lambda: not self.holds and not self.scheduler.has_more_to_store())
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
@@ -213,7 +220,14 @@ class Rig:
         self.failed |= report.failed_blocks
         for hold in report.released:
             for block in self.holds.pop(hold):
-                self.give_back(block)
+                if not self.in_use(block):
+                    self.give_back(block)
+        if self.scheduler.has_more_to_store():
+            self.plan()
+
+    def in_use(self, block: int) -> bool:
+        """Whether it is held, or in `kept`: the blocks that the cache has no other use for yet."""
+        return any(block in held for held in self.holds.values()) or block in self.kept
 
     # Blocks
 
@@ -223,6 +237,7 @@ class Rig:
     def give_back(self, block: int) -> None:
         assert block not in self.free
         self.free.append(block)
+        self.cached = {content: other for content, other in self.cached.items() if other != block}
         pages = self.layout.pages_per_block
         for cache in self.caches:
             cache[block * pages : (block + 1) * pages] = float("nan")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmkit.hookspecs.connector import FilledBlock, Load
+from llmkit.hookspecs.connector import Load
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit_connectors.offload.file_tier import FileTier
 
@@ -84,20 +84,78 @@ def test_with_files_behind_it_a_small_tier_stores_all_of_a_long_sequence(make_ri
     rig = make_rig(host_blocks=4, url=str(tmp_path))
     sequence = rig.sequence(PROMPT)
     sequence.tables = [[rig.take() for _ in range(10)]]
-    hashes = sequence.block_hashes()
-    for column, block in enumerate(sequence.tables[0]):  # a step each
-        rig.write(0, block, rig.content(0, hashes[column]))
-        parent = hashes[column - 1] if column else None
-        rig.plan([FilledBlock(0, block, hashes[column], column, parent)])
+    for column in range(10):  # a step each
+        rig.compute(sequence, column, column + 1)
         rig.settle()
     assert rig.serve(PROMPT) == 40
 
 
-def test_no_more_blocks_are_held_than_the_engine_allows(make_rig: MakeRig):
-    rig = make_rig(layout=KVCacheLayout((KVGroup(KVSpec(2, 8, torch.float32), (0,)),), 13, 4, 4))
+SMALL_CACHE = KVCacheLayout((KVGroup(KVSpec(2, 8, torch.float32), (0,)),), num_blocks=13, block_size=4, page_size=4)
+
+
+def test_no_more_blocks_are_held_than_the_engine_allows_and_what_leaves_the_cache_meanwhile_is_dropped(
+    make_rig: MakeRig,
+):
+    rig = make_rig(layout=SMALL_CACHE)
     rig.serve(PROMPT)  # the rig checks it
     assert rig.scheduler.stats()["dropped"] == 4
     assert rig.serve(PROMPT) == 24
+
+
+def test_what_stays_in_the_cache_is_stored_when_there_is_room(make_rig: MakeRig):
+    rig = make_rig(layout=SMALL_CACHE)
+    sequence = rig.sequence(PROMPT)
+    sequence.tables = [[rig.take() for _ in range(10)]]
+    rig.kept = set(sequence.tables[0])
+    rig.compute(sequence, 0)
+    stats = rig.scheduler.stats()
+    assert (stats["pending_stores"], stats["waiting_stores"]) == (6, 4)
+    rig.settle()
+    stats = rig.scheduler.stats()
+    assert (stats["stored"], stats["dropped"], stats["waiting_stores"]) == (10, 0, 0)
+    rig.kept = set()
+    rig.finish(sequence)
+    assert rig.serve(PROMPT) == 40
+
+
+def test_a_block_that_comes_back_while_it_waits_is_stored_once(make_rig: MakeRig):
+    rig = make_rig(layout=SMALL_CACHE)
+    sequence = rig.sequence(PROMPT)
+    sequence.tables = [[rig.take() for _ in range(10)]]
+    rig.kept = set(sequence.tables[0])
+    rig.compute(sequence, 0)
+    rig.compute(sequence, 6)  # evicted and computed again
+    rig.settle()
+    assert rig.scheduler.stats()["stored"] == 10
+    rig.scheduler._index.check_integrity()
+
+
+def test_what_waits_is_bounded_by_the_cache(make_rig: MakeRig):
+    rig = make_rig(layout=SMALL_CACHE)
+    blocked = threading.Event()
+    rig.worker._copies.submit(blocked.wait)
+    for first in range(50):
+        sequence = rig.sequence([first, *PROMPT[:23]])
+        sequence.tables = [[rig.take() for _ in range(6)]]
+        rig.compute(sequence, 0)
+        rig.finish(sequence)
+        assert rig.scheduler.stats()["waiting_stores"] <= 2 * 13
+    blocked.set()
+    rig.settle()
+    stats = rig.scheduler.stats()
+    assert stats["stored"] + stats["dropped"] == 50 * 6
+
+
+def test_what_waits_is_forgotten_by_a_reset(make_rig: MakeRig):
+    rig = make_rig(layout=SMALL_CACHE)
+    sequence = rig.sequence(PROMPT)
+    sequence.tables = [[rig.take() for _ in range(10)]]
+    rig.kept = set(sequence.tables[0])
+    rig.compute(sequence, 0)
+    rig.scheduler.reset()
+    rig.settle()
+    assert rig.scheduler.stats()["stored"] == 6
+    assert rig.scheduler._index.num_used == 0
 
 
 def test_numbers_of_both_halves(make_rig: MakeRig, tmp_path: Path):
@@ -242,19 +300,34 @@ def test_storing_waits_for_nobody(make_rig: MakeRig):
     assert rig.serve(PROMPT) == 40
 
 
-def test_files_that_are_not_written_fast_enough_are_dropped_and_counted(make_rig: MakeRig, tmp_path: Path):
-    rig = make_rig(url=str(tmp_path), max_pending_blocks=12)
+@pytest.mark.parametrize(("host_blocks", "num_dropped"), [(64, 0), (24, 6)])
+def test_files_that_are_not_written_fast_enough_are_written_later_unless_their_slots_are_needed(
+    make_rig: MakeRig, tmp_path: Path, host_blocks: int, num_dropped: int
+):
+    rig = make_rig(url=str(tmp_path), max_pending_blocks=10, host_blocks=host_blocks)
     blocked = threading.Event()
     rig.worker._writes.submit(blocked.wait)
     rig.serve(PROMPT, settle=False)
     for first in (100, 200):
         rig.until(lambda: sum(map(len, rig.holds.values())) == 0)  # copied, not written
         rig.serve([first, *PROMPT], settle=False)
-    assert rig.scheduler._counts["dropped_writes"] == 20
+    stats = rig.scheduler.stats()
+    assert (stats["dropped_writes"], stats["waiting_writes"]) == (0, 20)
     blocked.set()
     rig.settle()
-    assert len(block_files(tmp_path)) == 10
+    stats = rig.scheduler.stats()
+    assert (stats["dropped_writes"], stats["waiting_writes"]) == (num_dropped, 0)
+    assert len(block_files(tmp_path)) == 30 - num_dropped
     assert rig.serve([200, *PROMPT]) == 40
+
+
+def test_a_copy_that_fails_is_not_offered(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch):
+    rig = make_rig()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.worker._cache, "save", lambda *_: 1 / 0)
+        rig.serve(PROMPT)
+    assert rig.offer(rig.sequence(PROMPT)) == 0
+    assert rig.scheduler.stats()["dropped"] == 10
 
 
 def test_what_killed_engines_left_is_removed_also_without_a_limit(make_rig: MakeRig, tmp_path: Path):
