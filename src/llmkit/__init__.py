@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from llmkit.errors import (
         ConfigError,
         EngineClosedError,
+        EngineDeadError,
+        EngineDrainingError,
         EngineError,
         InvalidRequestError,
         LlmkitError,
         ModelError,
         OutOfMemoryError,
         PluginError,
+        RequestFailedError,
+        RequestTimeoutError,
     )
+    from llmkit.frontend.async_llm import AsyncLLM
     from llmkit.frontend.llm import LLM
     from llmkit.frontend.prompts import RequestOptions
     from llmkit.hookspecs import Environment, PluginInfo, hookimpl
@@ -31,10 +36,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncLLM": "llmkit.frontend.async_llm",
     "CompletionOutput": "llmkit.requests.output",
     "ConfigError": "llmkit.errors",
     "EngineClosedError": "llmkit.errors",
     "EngineConfig": "llmkit.config",
+    "EngineDeadError": "llmkit.errors",
+    "EngineDrainingError": "llmkit.errors",
     "EngineError": "llmkit.errors",
     "Environment": "llmkit.hookspecs",
     "InvalidRequestError": "llmkit.errors",
@@ -47,18 +55,23 @@ _HOMES = {
     "PluginInfo": "llmkit.hookspecs",
     "PositionLogprobs": "llmkit.requests.logprobs",
     "Registry": "llmkit.registry",
+    "RequestFailedError": "llmkit.errors",
     "RequestOptions": "llmkit.frontend.prompts",
     "RequestOutput": "llmkit.requests.output",
+    "RequestTimeoutError": "llmkit.errors",
     "SamplingParams": "llmkit.requests.sampling_params",
     "hookimpl": "llmkit.hookspecs",
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "EngineClosedError",
     "EngineConfig",
+    "EngineDeadError",
+    "EngineDrainingError",
     "EngineError",
     "Environment",
     "InvalidRequestError",
@@ -70,8 +83,10 @@ __all__ = [
     "PluginInfo",
     "PositionLogprobs",
     "Registry",
+    "RequestFailedError",
     "RequestOptions",
     "RequestOutput",
+    "RequestTimeoutError",
     "SamplingParams",
     "__version__",
     "hookimpl",

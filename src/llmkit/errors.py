@@ -50,6 +50,27 @@ class EngineClosedError(EngineError):
     """The engine was used after `close()`."""
 
 
+class EngineDeadError(EngineError):
+    """The engine has ended by itself and does not come back; the message says why."""
+
+
+class EngineDrainingError(EngineError):
+    """The engine finishes what it has and takes no new requests."""
+
+
+class RequestFailedError(EngineError):
+    """A request that had been taken in could not be answered."""
+
+
+class RequestTimeoutError(RequestFailedError, TimeoutError):
+    """A request was not done within the time that its caller gave it."""
+
+
+def renewed(error: EngineError) -> EngineError:
+    """The same error once more, for another caller: raising one object many times piles up their tracebacks in it."""
+    return type(error)(error.message, hint=error.hint)
+
+
 def shown(value: object, limit: int = 80) -> str:
     """How `value`, which may be anything, reads in a message: its repr, cut to `limit` characters. Never raises."""
     try:

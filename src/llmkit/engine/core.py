@@ -107,8 +107,8 @@ class EngineCore:
         self._check_open()
         try:
             return self._advance()
-        except BaseException:
-            self._start_over()
+        except BaseException as error:
+            self._start_over(f"The step was broken off: {described(error)}")
             raise
 
     def _advance(self) -> list[EngineOutput]:
@@ -243,12 +243,12 @@ class EngineCore:
             self._fail(plan, str(error))
             return []
 
-    def _start_over(self) -> None:
+    def _start_over(self, message: str) -> None:
         """After a step that was broken off: end all requests, and let nothing of it arrive later."""
         self._num_failed_steps += 1
         in_flight = list(self._in_flight)
         self._in_flight.clear()
-        self.scheduler.start_over("The step was interrupted.")
+        self.scheduler.start_over(message)
         for submitted in in_flight:
             if submitted.handle is None:
                 self.scheduler.transfers.never_ran(submitted.plan)

@@ -55,13 +55,14 @@ class Answer:
             if self._show(self._detokenizer.append(token_id)):
                 return
         if output.finish_reason is not None:
-            self._texts.append(self._matcher.flush())
-            self.finish_reason = output.finish_reason
-            self._stop_reason = output.stop_reason
+            self.end(output.finish_reason, output.stop_reason)
 
-    def fail(self) -> None:
-        """End with finish reason "error", unless it has ended."""
-        self.finish_reason = self.finish_reason or "error"
+    def end(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        """End, unless it has ended. Text that was held back because a stop string might begin there is shown."""
+        if self.finish_reason is None:
+            self._texts.append(self._matcher.flush())
+            self.finish_reason = reason
+            self._stop_reason = stop_reason
 
     def _show(self, text: str) -> bool:
         """Append `text` as far as it may be shown; True if a stop string ended the answer."""
@@ -81,22 +82,30 @@ class Answer:
         self._cumulative_logprob += entry.logprobs[0]
 
     @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    @property
     def has_news(self) -> bool:
-        """Whether there are tokens or an end that `news` has not returned yet."""
+        """Whether there are tokens or an end that were not shown yet."""
         return len(self._token_ids) > self._shown_tokens or (self.finish_reason is not None and not self._shown_end)
 
     def news(self) -> CompletionOutput:
         """What was added since the last call."""
         output = self._output(self._shown_texts, self._shown_tokens)
-        self._shown_texts, self._shown_tokens = len(self._texts), len(self._token_ids)
-        self._shown_end = self.finish_reason is not None
+        self._mark_shown()
         return output
 
     def whole(self) -> CompletionOutput:
         """Everything so far."""
         if len(self._texts) > 1:
             self._texts = ["".join(self._texts)]
+        self._mark_shown()
         return self._output(0, 0)
+
+    def _mark_shown(self) -> None:
+        self._shown_texts, self._shown_tokens = len(self._texts), len(self._token_ids)
+        self._shown_end = self.finish_reason is not None
 
     def _output(self, first_text: int, first_token: int) -> CompletionOutput:
         return CompletionOutput(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llmkit.config import EngineConfig, load_config
+from llmkit.config import EngineConfig
 from llmkit.engine.client import EngineClient, InlineClient
-from llmkit.errors import ConfigError, EngineClosedError, InvalidRequestError, ModelError
-from llmkit.frontend.chat_template import ChatTemplate
-from llmkit.frontend.generation_defaults import default_sampling_params, end_of_sequence_ids
-from llmkit.frontend.input_processor import InputProcessor, ModelLimits, PreparedRequest
+from llmkit.errors import EngineClosedError, InvalidRequestError
+from llmkit.frontend.arguments import engine_config, input_processor, render_arguments
+from llmkit.frontend.generation_defaults import default_sampling_params
+from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.progress import RequestProgress
 from llmkit.frontend.prompts import (
@@ -32,7 +31,7 @@ from llmkit.requests.output import RequestOutput
 from llmkit.requests.sampling_params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from llmkit.engine.factory import Engine, PreparedModel
+    from llmkit.engine.factory import Engine
     from llmkit.engine.stats import EngineStats
     from llmkit.execution.setup import LoadProgress
     from llmkit.frontend.tokenizer import Tokenizer
@@ -67,8 +66,8 @@ class LLM:
     ) -> None:
         from llmkit.engine.factory import prepare_model, start_engine
 
-        prepared = prepare_model(_engine_config(model, config, settings), registry)
-        processor = _input_processor(prepared)
+        prepared = prepare_model(engine_config(model, config, settings), registry)
+        processor = input_processor(prepared)
         engine = start_engine(prepared, progress)
         self._engine: Engine | None = engine
         self.config = engine.config
@@ -125,7 +124,7 @@ class LLM:
         message. user, priority: as in `generate`. Raises InvalidRequestError as `generate` does, also for whatever the
         chat template refuses.
         """
-        arguments = _chat_arguments(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        arguments = render_arguments(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         conversations = [messages] if is_conversation(messages) else list(_sequence(messages))
         if not conversations:
             raise InvalidRequestError("messages must not be empty.", param="messages")
@@ -149,7 +148,7 @@ class LLM:
         closing the iterator aborts it. Several streams may be open at a time. Raises as `generate` does.
         """
         one: Any = {"messages": prompt} if is_conversation(prompt) else prompt
-        arguments = _chat_arguments(**chat_arguments)
+        arguments = render_arguments(**chat_arguments)
         params = self._params(sampling_params, OutputKind.DELTA)
         (merged,) = options_each(options, 1, user=user, priority=priority)
         prepared = self._inputs.prepare(one, params, merged, chat_arguments=arguments)
@@ -262,76 +261,6 @@ class LLM:
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         with RequestProgress(len(prepared), use_tqdm) as progress:
             return self._running().run(prepared, progress.finished)
-
-
-def _engine_config(
-    model: str | os.PathLike[str] | None, config: EngineConfig | None, settings: Mapping[str, Any]
-) -> EngineConfig:
-    if config is not None:
-        if model is not None or settings:
-            raise ConfigError("give LLM either a config, or a model and settings, not both.")
-        return config
-    flags = dict(settings)
-    if model is not None:
-        flags["model.model"] = os.fspath(model)
-    return load_config(flags=flags, origin="argument").config
-
-
-def _input_processor(prepared: PreparedModel) -> InputProcessor:
-    config, source, tokenizer = prepared.config, prepared.source, prepared.tokenizer
-    generation = source.generation_config if config.model.generation_config else {}
-    vocab_size = source.config.get("vocab_size")
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise ModelError(f"The model's config.json needs vocab_size of at least 1, got {vocab_size!r}.")
-    eos = end_of_sequence_ids(
-        source.config, generation, None if tokenizer is None else tokenizer.eos_token_id, vocab_size
-    )
-    default_sampling_params(generation, {})  # a bad value in the model's file is a start-up error
-    assert config.model.max_model_len is not None
-    limits = ModelLimits(vocab_size, config.model.max_model_len, config.execution.max_logprobs, eos)
-    template = _chat_template(config.model.chat_template, tokenizer)
-    return InputProcessor(limits, tokenizer, template, prepared.grammars, config.structured.max_whitespace)
-
-
-def _chat_template(setting: str | None, tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    if tokenizer is None:
-        return None
-    if setting is None:
-        source = tokenizer.chat_template
-        return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-    template = ChatTemplate(_template_text(setting), tokenizer.special_tokens, "model.chat_template")
-    try:
-        template.compile()
-    except InvalidRequestError as error:
-        raise ConfigError(error.message) from error
-    return template
-
-
-def _template_text(setting: str) -> str:
-    if "{" in setting or "\n" in setting:
-        return setting
-    try:
-        return Path(setting).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"model.chat_template is neither Jinja text nor a file that can be read: {setting!r} ({error})."
-        ) from error
-
-
-def _chat_arguments(
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    if add_generation_prompt is None:
-        add_generation_prompt = not continue_final_message
-    return {
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-        "tools": tools,
-        "variables": chat_template_kwargs,
-    }
 
 
 def _sequence(values: Any) -> Sequence[Any]:

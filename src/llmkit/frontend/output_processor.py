@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmkit.errors import described
 from llmkit.frontend.answer import Answer
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.logprob_text import with_decoded_tokens
 from llmkit.frontend.tokenizer import Tokenizer
 from llmkit.requests.logprobs import PositionLogprobs
-from llmkit.requests.message import EngineOutput
-from llmkit.requests.output import CompletionOutput, RequestMetrics, RequestOutput
+from llmkit.requests.message import EngineOutput, FinishReason
+from llmkit.requests.output import RequestMetrics, RequestOutput
 from llmkit.requests.sampling_params import OutputKind
 
-Mailbox = deque[tuple[int, RequestOutput]]
-"""Outputs that their owner has not taken yet; shared by the requests of one owner."""
+logger = logging.getLogger("llmkit.frontend")
 
 
 @dataclass
 class RequestState:
-    """One request's answers so far. Outputs go to `mailbox`, beside the `key` that its owner knows the request by.
+    """One request's answers so far. `notify` is called with it after every step that has told something of it.
 
-    preemptions: by sequence, of those that were preempted.
+    Its owner takes what is `ready` when it likes; what has come since the last time is taken together. preemptions: by
+    sequence, of those that were preempted.
     """
 
     prepared: PreparedRequest
-    mailbox: Mailbox
-    key: int
+    notify: Callable[[RequestState], None]
     answers: list[Answer]
     kind: OutputKind
     metrics: RequestMetrics
@@ -45,6 +45,45 @@ class RequestState:
     def finished(self) -> bool:
         return all(answer.finish_reason is not None for answer in self.answers)
 
+    @property
+    def started(self) -> bool:
+        """Whether the engine has told of any token or end."""
+        return any(answer.num_tokens or answer.finish_reason is not None for answer in self.answers)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        if self.kind is OutputKind.FINAL_ONLY and not self.finished:
+            return False
+        return any(answer.has_news for answer in self.answers)
+
+    def take(self) -> RequestOutput:
+        """What `kind` asks for: what is new, or everything so far. It is not new any more then."""
+        prepared = self.prepared
+        if self.kind is OutputKind.DELTA:
+            completions = [answer.news() for answer in self.answers if answer.has_news]
+        else:
+            completions = [answer.whole() for answer in self.answers]
+        return RequestOutput(
+            request_id=prepared.request_id,
+            prompt=prepared.prompt,
+            prompt_token_ids=prepared.engine_request.prompt_token_ids,
+            outputs=completions,
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+            kv_transfer_params=self.kv_transfer_params,
+            error=self.error,
+            error_param=self.error_param,
+        )
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End every answer that has not ended; nobody is notified."""
+        self.error = self.error or error
+        for answer in self.answers:
+            answer.end(reason)
+
 
 class OutputProcessor:
     """Turns EngineOutputs into RequestOutputs. One owner of all requests that are under way."""
@@ -57,15 +96,14 @@ class OutputProcessor:
         """Requests under way."""
         return len(self._requests)
 
-    def add(self, prepared: PreparedRequest, mailbox: Mailbox, key: int = 0) -> RequestState:
-        """Expect outputs of this request and put them into `mailbox`, beside `key`."""
+    def add(self, prepared: PreparedRequest, notify: Callable[[RequestState], None]) -> RequestState:
+        """Expect outputs of this request; `notify` is called when there may be something to take."""
         request = prepared.engine_request
         params = request.sampling_params
         tokenizer = self._tokenizer if params.detokenize else None
         state = RequestState(
             prepared,
-            mailbox,
-            key,
+            notify,
             [Answer(i, request, tokenizer) for i in range(params.n)],
             params.output_kind,
             RequestMetrics(arrival_time=request.arrival_time),
@@ -80,7 +118,8 @@ class OutputProcessor:
 
     def process(self, outputs: Iterable[EngineOutput]) -> list[tuple[str, int]]:
         """Apply a step's outputs. Returns the (request id, index) of sequences that a stop string has ended while
-        the engine still runs them: they are to be aborted there."""
+        the engine still runs them: they are to be aborted there. A request whose output cannot be made sense of
+        fails alone."""
         now = time.monotonic()
         touched: dict[str, RequestState] = {}
         stopped: list[tuple[str, int]] = []
@@ -89,12 +128,18 @@ class OutputProcessor:
             if state is None or state.answers[output.index].finish_reason is not None:
                 continue  # dropped, or ended by a stop string while this token was on its way
             touched[output.request_id] = state
-            if self._apply(state, output, now):
-                stopped.append((output.request_id, output.index))
+            try:
+                if self._apply(state, output, now):
+                    stopped.append((output.request_id, output.index))
+            except Exception as error:
+                logger.exception("an output of request %r cannot be shown", state.prepared.request_id)
+                running = [answer.index for answer in state.answers if answer.finish_reason is None]
+                stopped += [(output.request_id, index) for index in running]
+                state.end("error", f"The answer cannot be shown: {described(error)}")
         for request_id, state in touched.items():
             if state.finished:
                 state.metrics.finished_time = now
-            self._emit(state)
+            state.notify(state)
             if state.finished:
                 del self._requests[request_id]  # last: what an interrupt leaves here is ended by `fail_all`
         return stopped
@@ -104,10 +149,8 @@ class OutputProcessor:
         ids = list(self._requests)
         while self._requests:
             _, state = self._requests.popitem()
-            state.error = state.error or message
-            for answer in state.answers:
-                answer.fail()
-            self._emit(state)
+            state.end("error", message)
+            state.notify(state)
         return ids
 
     def _apply(self, state: RequestState, output: EngineOutput, now: float) -> bool:
@@ -131,31 +174,3 @@ class OutputProcessor:
         answer = state.answers[output.index]
         answer.apply(output)
         return answer.finish_reason is not None and output.finish_reason is None
-
-    def _emit(self, state: RequestState) -> None:
-        finished = state.finished
-        if state.kind is OutputKind.FINAL_ONLY and not finished:
-            return
-        if state.kind is OutputKind.DELTA:
-            answers = [answer.news() for answer in state.answers if answer.has_news]
-        else:
-            answers = [answer.whole() for answer in state.answers]
-        if not finished and not any(completion.token_ids for completion in answers):
-            return
-        state.mailbox.append((state.key, self._request_output(state, answers, finished)))
-
-    def _request_output(self, state: RequestState, answers: list[CompletionOutput], finished: bool) -> RequestOutput:
-        prepared = state.prepared
-        return RequestOutput(
-            request_id=prepared.request_id,
-            prompt=prepared.prompt,
-            prompt_token_ids=prepared.engine_request.prompt_token_ids,
-            outputs=answers,
-            finished=finished,
-            prompt_logprobs=state.prompt_logprobs,
-            metrics=state.metrics,
-            num_cached_tokens=state.num_cached_tokens,
-            kv_transfer_params=state.kv_transfer_params,
-            error=state.error,
-            error_param=state.error_param,
-        )

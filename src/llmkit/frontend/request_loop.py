@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from llmkit.engine.client import EngineClient
 from llmkit.errors import EngineClosedError, EngineError, InvalidRequestError
 from llmkit.frontend.input_processor import PreparedRequest
-from llmkit.frontend.output_processor import Mailbox, OutputProcessor, RequestState
+from llmkit.frontend.output_processor import OutputProcessor, RequestState
 from llmkit.requests.output import RequestOutput
+
+Mailbox = deque[tuple[int, RequestOutput]]
+"""Outputs that their owner has not taken yet, each beside the number of its request; shared by the requests of one
+owner."""
 
 
 class RequestLoop:
@@ -68,7 +72,7 @@ class RequestLoop:
             self._check_idle()
             try:
                 for i, request in enumerate(prepared):
-                    states.append(self._outputs.add(request, mailbox, i))
+                    states.append(self._outputs.add(request, _into(mailbox, i)))
                 self._hand_over(prepared)
             except BaseException:
                 self._abort(states)
@@ -147,3 +151,11 @@ class RequestLoop:
             if not self._closed:
                 self._closed = True
                 self.client.close()
+
+
+def _into(mailbox: Mailbox, number: int) -> Callable[[RequestState], None]:
+    def notify(state: RequestState) -> None:
+        if state.ready:
+            mailbox.append((number, state.take()))
+
+    return notify

@@ -1,0 +1,199 @@
+"""AsyncLLM: an engine beside an event loop, for servers and whoever else serves many at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from llmkit.config import EngineConfig
+from llmkit.engine.async_client import EngineHealth, start_async_client
+from llmkit.frontend.arguments import engine_config, input_processor, render_arguments
+from llmkit.frontend.async_request_loop import AsyncRequestLoop
+from llmkit.frontend.async_submission import Submission
+from llmkit.frontend.generation_defaults import default_sampling_params
+from llmkit.frontend.input_processor import InputProcessor, ModelLimits
+from llmkit.frontend.output_processor import OutputProcessor
+from llmkit.frontend.prompts import Prompt, RequestOptions
+from llmkit.requests.output import RequestOutput
+from llmkit.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmkit.engine.stats import EngineStats
+    from llmkit.execution.setup import LoadProgress
+    from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.registry import PluginTiming, Registry
+
+
+class AsyncLLM:
+    """A model, loaded and ready, for one event loop.
+
+        async with AsyncLLM("smollm2-135m-instruct") as llm:
+            async for output in llm.generate("The capital of France is", SamplingParams(output_kind="delta")):
+                print(output.outputs[0].text, end="")
+
+    model, settings, config, registry, progress: as of `LLM`. process: the engine in a process of its own; else it is a
+    thread of this one. The constructor blocks until the model is loaded; everything else that waits is a coroutine.
+
+    Raises ConfigError, PluginError, ModelError, OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        config: EngineConfig | None = None,
+        registry: Registry | None = None,
+        progress: LoadProgress | None = None,
+        process: bool = True,
+        **settings: Any,
+    ) -> None:
+        from llmkit.engine.factory import prepare_model
+
+        prepared = prepare_model(engine_config(model, config, settings), registry)
+        self._inputs = input_processor(prepared)
+        self.config = prepared.config
+        self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}
+        client = start_async_client(prepared, progress, process=process)
+        self._loop = AsyncRequestLoop(client, OutputProcessor(prepared.tokenizer))
+
+    # Generating
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        timeout: float | None = None,
+        chat_arguments: Mapping[str, Any] | None = None,
+    ) -> Submission:
+        """Check a request and hand it over at once; iterate over what is returned for its outputs.
+
+        prompt: text, token ids, or a mapping, which may hold a conversation (`messages`). sampling_params: default: the
+        model's own, see `get_default_sampling_params`; output_kind says what an output holds. timeout: seconds until
+        the request is aborted; its reader then gets a RequestTimeoutError behind what there was. chat_arguments: for a
+        conversation, arguments of `chat`, and `documents`.
+
+        Raises InvalidRequestError; EngineDrainingError, EngineDeadError, EngineClosedError if no request can be taken.
+        To be called where the event loop runs.
+        """
+        self._loop.check_open()
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        arguments = render_arguments(**(chat_arguments or {}))
+        return self._loop.submit(self._inputs.prepare(prompt, params, options, chat_arguments=arguments), timeout)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        timeout: float | None = None,
+        chat_arguments: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """The outputs of one request, which begins when the first one is asked for; arguments, and what is raised then,
+        as of `submit`. A generator that is closed, cancelled or forgotten aborts its request. A request that fails ends
+        with an output whose finish reason is "error"."""
+        submission = self.submit(
+            prompt, sampling_params, options=options, timeout=timeout, chat_arguments=chat_arguments
+        )
+        try:
+            async for output in submission:
+                yield output
+        finally:
+            submission.abort()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        timeout: float | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """`generate` for a conversation: messages with `role` and `content`. The other arguments are those of
+        `LLM.chat`."""
+        arguments = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        prompt = {"messages": messages}
+        return self.generate(prompt, sampling_params, options=options, timeout=timeout, chat_arguments=arguments)
+
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests by the ids of their outputs; their readers get what there is, with finish reason "abort"."""
+        self._loop.abort_named([request_id] if isinstance(request_id, str) else request_id)
+
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What is used without parameters, see `LLM.get_default_sampling_params`; `changes` replace fields."""
+        return default_sampling_params(self._generation_config, changes)
+
+    # What it is
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, None if it has none."""
+        return self._inputs.tokenizer
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """What checks and tokenises requests."""
+        return self._inputs
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model can take, in tokens."""
+        return self._inputs.limits
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return self._loop.num_unfinished
+
+    @property
+    def health(self) -> EngineHealth:
+        """How the engine is; does not wait."""
+        return self._loop.client.health
+
+    # The engine. All of these raise EngineClosedError and EngineDeadError.
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of queues, cache and counters."""
+        stats: EngineStats = await self._loop.client.call("stats")
+        return stats
+
+    async def plugin_timings(self) -> tuple[PluginTiming, ...]:
+        """See `LLM.plugin_timings`."""
+        return tuple(await self._loop.client.call("plugin_timings"))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if running requests prevented it."""
+        return bool(await self._loop.client.call("reset_prefix_cache"))
+
+    # Its end
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no new requests (EngineDrainingError) and wait for those that run, at most `timeout` seconds; whether
+        all have ended. Those that have not go on."""
+        return await self._loop.drain(timeout)
+
+    async def close(self) -> None:
+        """Stop the engine and free what it holds. Readers of unfinished requests get an EngineClosedError. May be
+        called twice."""
+        await self._loop.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,279 @@
+"""AsyncLLM with a tiny model of random weights, the engine in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+
+import msgspec
+import pytest
+
+from llmkit import (
+    AsyncLLM,
+    EngineClosedError,
+    EngineDrainingError,
+    InvalidRequestError,
+    OutputKind,
+    RequestOptions,
+    RequestTimeoutError,
+    SamplingParams,
+)
+
+SETTINGS = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "num_blocks": 64,
+    "max_num_seqs": 8,
+    "num_threads": 1,
+    "attention.backend": "torch",
+    "execution.kernels": "torch",
+    "overrides": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": 5,
+    },
+}
+FREE = SamplingParams(max_tokens=6, ignore_eos=True, seed=1, output_kind=OutputKind.DELTA)
+LONG = msgspec.structs.replace(FREE, max_tokens=200)
+
+
+def make():
+    return AsyncLLM(process=False, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    shared = make()
+    yield shared
+    asyncio.run(shared.close())
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+async def nothing_left(llm):
+    """Wait until the engine has nothing to do, and check that it holds nothing."""
+    while (stats := await llm.stats()).num_unfinished:
+        await asyncio.sleep(0)
+    assert stats.num_free_blocks == stats.num_blocks
+    assert llm.num_unfinished == 0
+
+
+async def tokens(outputs):
+    return [token for output in [o async for o in outputs] for token in output.outputs[0].token_ids]
+
+
+@pytest.mark.parametrize("kind", OutputKind)
+def test_kinds_of_output(llm, kind):
+    async def main():
+        expected = await tokens(llm.generate([1, 2, 3], FREE))
+        outputs = [o async for o in llm.generate([1, 2, 3], msgspec.structs.replace(FREE, output_kind=kind))]
+        assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        ids = [o.outputs[0].token_ids for o in outputs]
+        if kind is OutputKind.DELTA:
+            assert list(itertools.chain(*ids)) == expected
+        else:
+            assert ids[-1] == expected
+        assert kind is not OutputKind.FINAL_ONLY or len(ids) == 1
+        await nothing_left(llm)
+
+    run(main())
+
+
+def test_many_at_a_time_give_what_each_gives_alone(llm):
+    async def main():
+        alone = [await tokens(llm.generate([i], FREE)) for i in range(20)]
+        together = await asyncio.gather(*(tokens(llm.generate([i], FREE)) for i in range(20)))
+        assert together == alone
+        await nothing_left(llm)
+
+    run(main())
+
+
+def test_a_bad_request_is_refused_before_anything_runs(llm):
+    async def main():
+        with pytest.raises(InvalidRequestError, match="empty"):
+            llm.submit([], FREE)
+        with pytest.raises(InvalidRequestError, match="SamplingParams"):
+            llm.submit([1], {"temperature": 0})
+        for timeout in (-1, float("nan"), "soon", True):
+            with pytest.raises(InvalidRequestError, match="timeout must be a number"):
+                llm.submit([1], FREE, timeout=timeout)
+        with pytest.raises(InvalidRequestError, match="empty"):
+            await anext(llm.generate([], FREE))
+        assert llm.num_unfinished == 0
+
+    run(main())
+
+
+def test_first_tells_a_refusal_of_the_core(llm):
+    """That no connector takes kv_transfer_params is known to the engine only."""
+
+    async def main():
+        refused = llm.submit([1], FREE, options=RequestOptions(kv_transfer_params={"a": 1}))
+        with pytest.raises(InvalidRequestError) as raised:
+            await refused.first()
+        assert raised.value.param == "kv_transfer_params"
+        (output,) = [o async for o in refused]
+        assert (output.finished, output.outputs[0].finish_reason) == (True, "error")
+        accepted = llm.submit([1], msgspec.structs.replace(LONG, output_kind=OutputKind.FINAL_ONLY))
+        await accepted.first()
+        assert not accepted.finished
+        accepted.abort()
+        await nothing_left(llm)
+
+    run(main())
+
+
+def test_a_slow_reader_gets_longer_outputs_and_loses_nothing(llm):
+    async def main():
+        expected = await tokens(llm.generate([7], LONG))
+        slow = llm.submit([7], LONG)
+        await slow.first()
+        while not slow.finished:
+            await asyncio.sleep(0)
+        outputs = [o async for o in slow]
+        assert len(outputs) == 1
+        assert outputs[0].outputs[0].token_ids == expected
+
+    run(main())
+
+
+def test_abort_by_name_ends_the_stream_with_what_there_is(llm):
+    async def main():
+        named = RequestOptions(request_id="mine")
+        streams = [llm.submit([i], LONG, options=named) for i in (1, 2)]
+        for stream in streams:
+            await stream.first()
+        llm.abort(["mine", "unknown"])
+        for stream in streams:
+            outputs = [o async for o in stream]
+            assert outputs[-1].finished
+            assert outputs[-1].outputs[0].finish_reason == "abort"
+            assert 0 < sum(len(o.outputs[0].token_ids) for o in outputs) < 200
+        await nothing_left(llm)
+
+    run(main())
+
+
+class TestWhoStopsReadingAborts:
+    def check(self, llm, stop):
+        async def main():
+            await stop()
+            gc.collect()
+            await nothing_left(llm)
+            assert await tokens(llm.generate([1], FREE))
+
+        run(main())
+
+    def test_a_cancelled_task(self, llm):
+        async def stop():
+            task = asyncio.create_task(tokens(llm.generate([1], LONG)))
+            while not llm.num_unfinished:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        self.check(llm, stop)
+
+    def test_a_closed_generator(self, llm):
+        async def stop():
+            stream = llm.generate([1], LONG)
+            await anext(stream)
+            await stream.aclose()
+            assert llm.num_unfinished == 0
+
+        self.check(llm, stop)
+
+    def test_a_forgotten_generator(self, llm):
+        async def stop():
+            await anext(llm.generate([1], LONG))
+
+        self.check(llm, stop)
+
+    def test_a_forgotten_submission(self, llm):
+        async def stop():
+            await llm.submit([1], LONG).first()
+
+        self.check(llm, stop)
+
+    def test_an_event_loop_that_ends(self, llm):
+        async def leave():
+            stream = llm.submit([1], LONG)
+            await stream.first()
+            return stream
+
+        run(leave())
+        self.check(llm, lambda: asyncio.sleep(0))
+
+
+def test_a_timeout_ends_its_request_only(llm):
+    async def main():
+        other = asyncio.create_task(tokens(llm.generate([1], FREE)))
+        late = llm.submit([1], LONG, timeout=0)
+        with pytest.raises(RequestTimeoutError, match="not done within its 0 s"):
+            async for _ in late:
+                pass
+        with pytest.raises(StopAsyncIteration):
+            await anext(late)
+        assert len(await other) == 6
+        assert len(await tokens(llm.generate([1], FREE, timeout=50))) == 6
+        await nothing_left(llm)
+
+    run(main())
+
+
+def test_cached_prefixes_can_be_forgotten(llm):
+    async def main():
+        prompt = list(range(40))
+        await tokens(llm.generate(prompt, FREE))
+        again = [o async for o in llm.generate(prompt, FREE)]
+        assert again[-1].num_cached_tokens == 32
+        assert await llm.reset_prefix_cache()
+        anew = [o async for o in llm.generate(prompt, FREE)]
+        assert anew[-1].num_cached_tokens == 0
+        assert any(timing.kind == "model" for timing in await llm.plugin_timings())
+
+    run(main())
+
+
+def test_drain_and_close():
+    async def main():
+        async with make() as llm:
+            running = llm.submit([1], LONG)
+            assert not await llm.drain(timeout=0)
+            with pytest.raises(EngineDrainingError):
+                llm.submit([1], FREE)
+            drained = asyncio.create_task(llm.drain())
+            assert len(await tokens(running)) == 200
+            assert await drained
+            assert llm.health.ready
+        assert not llm.health.alive
+        with pytest.raises(EngineClosedError):
+            llm.submit([1], FREE)
+        with pytest.raises(EngineClosedError):
+            await llm.stats()
+
+    run(main())
+
+
+def test_close_in_the_middle():
+    async def main():
+        llm = make()
+        stream = llm.submit([1], LONG)
+        await stream.first()
+        await llm.close()
+        with pytest.raises(EngineClosedError):
+            [o async for o in stream]
+        await llm.close()
+
+    run(main())
