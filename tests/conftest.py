@@ -1,8 +1,10 @@
-"""Fixtures for the tests that need a real model: the SmolLM2 file, and what it must answer."""
+"""How the tests share the machine, and fixtures for those that need a real model: the SmolLM2 file, and what it must
+answer."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,22 @@ import pytest
 from llmkit.errors import ModelError
 
 DATA = Path(__file__).parent / "data"
+MAX_WORKERS = 4
+
+# Read by OpenMP when torch is loaded, here and in the processes that tests start. One thread by default: tests run side
+# by side, and models as small as theirs gain nothing from more. Tests of several threads ask for them; those threads
+# sleep while they wait for one another, as they may have to share a processor.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of `pytest -n auto`: one a processor, and no more than a few, as each imports and collects everything
+    for itself and grows to 2 GB."""
+    from llmkit.engine.device import usable_processors
+
+    return min(usable_processors(), MAX_WORKERS)
 
 
 @pytest.fixture(scope="session")

@@ -226,6 +226,7 @@ def test_bench_on_a_small_shape(llmkit, tmp_path, monkeypatch):
 
     tiny = {**shapes.SHAPES["smollm2-135m"], "num_hidden_layers": 1, "vocab_size": 128}
     monkeypatch.setitem(shapes.SHAPES, "tiny", tiny)
+    monkeypatch.setenv("LLMKIT_NUM_THREADS", "1")  # also for the process that measures the start
     monkeypatch.setattr(workloads, "workload", lambda *_: [workloads.WorkItem([5, 6, 7], 4)] * 2)
     for what in ("latency", "throughput", "startup"):
         result = tmp_path / f"{what}.json"

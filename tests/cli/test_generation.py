@@ -14,7 +14,9 @@ FRANCE = "The capital of France is"
 
 
 @pytest.fixture
-def llmkit(capsys, smollm2_gguf):
+def llmkit(capsys, smollm2_gguf, monkeypatch):
+    monkeypatch.setenv("LLMKIT_NUM_THREADS", "1")  # others run beside it
+
     def run(command, *arguments):
         with pytest.raises(SystemExit) as exit_info:
             main([command, "--model", str(smollm2_gguf), "--dtype", "float32", "--num-blocks", "64", *arguments])

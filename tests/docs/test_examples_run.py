@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FRANCE = "The capital of France is"
 
 PLUGIN_PAGES = ROOT / "docs" / "plugins"
-needs_model = pytest.mark.usefixtures("smollm2_gguf")
+ENVIRONMENT = {"LLMKIT_NUM_BLOCKS": "256", "LLMKIT_NUM_THREADS": "1"}
+
+
+def needs_model(test):
+    return pytest.mark.model(pytest.mark.usefixtures("smollm2_gguf")(test))
 
 
 def code_blocks(page: str, language: str = "python") -> list[str]:
@@ -26,49 +30,75 @@ def code_blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def run(arguments: list[str], folder: Path) -> str:
-    """Run Python in `folder`, with the modules that lie there; its output."""
-    env = {**os.environ, "PYTHONPATH": str(folder), "LLMKIT_NUM_BLOCKS": "256", "LLMKIT_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture
+def run(tmp_path):
+    """Runs Python with these arguments in an empty folder, whose modules it finds; its output."""
+
+    def process(*arguments):
+        env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return process
 
 
-@pytest.mark.model
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """Runs a program in an empty folder and in this process, which has the libraries loaded; its output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+    def execute(code):
+        exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out
+
+    return execute
+
+
 @needs_model
-def test_python_of_the_readme(tmp_path):
-    first, plugin = code_blocks("README.md")
-    assert run(["-c", first], tmp_path).startswith(" Paris")
+def test_python_of_the_readme_in_a_process_of_its_own(run):
+    assert run("-c", code_blocks("README.md")[0]).startswith(" Paris")
+
+
+@needs_model
+def test_the_plugin_of_the_readme_serves(tmp_path, run_here, monkeypatch):
+    plugin = code_blocks("README.md")[1]
     assert plugin.startswith("# shortest_first.py\n")
     assert len([line for line in plugin.splitlines() if line and not line.startswith("#")]) <= 25
     (tmp_path / "shortest_first.py").write_text(plugin, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "shortest_first", raising=False)
     flags = ["--model", "smollm2-135m-instruct", "--temperature", "0", "--max-tokens", "4", "--dtype", "float32"]
     (scheduler,) = re.findall(r"--scheduler (shortest_first\S*)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    out = run(["-m", "llmkit_cli", "generate", "--scheduler", scheduler.rstrip("`"), *flags, FRANCE], tmp_path)
+    arguments = ["generate", "--scheduler", scheduler.rstrip("`"), *flags, FRANCE]
+    out = run_here(
+        "from llmkit_cli.main import main\n"
+        f"try:\n    main({arguments})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+    )
     assert out.startswith(" Paris.")
+    assert Path(sys.modules["shortest_first"].__file__).parent == tmp_path
 
 
-def test_the_plugin_of_the_readme_passes_the_conformance_suite(tmp_path):
-    (tmp_path / "shortest_first.py").write_text(code_blocks("README.md")[1], encoding="utf-8")
-    check = "from llmkit.testing.scheduling import check_policy\nfrom shortest_first import ShortestFirst\n"
-    run(["-c", check + "check_policy(ShortestFirst)"], tmp_path)
+def test_the_plugin_of_the_readme_passes_the_conformance_suite(run_here):
+    check = "from llmkit.testing.scheduling import check_policy\n"
+    run_here(f"{check}{code_blocks('README.md')[1]}\ncheck_policy(ShortestFirst)")
 
 
-@pytest.mark.model
 @needs_model
 @pytest.mark.parametrize("page", ["getting-started", "chat"])
-def test_python_of_the_guides(tmp_path, page):
+def test_python_of_the_guides(run_here, page):
     (block,) = code_blocks(f"docs/{page}.md")
-    assert run(["-c", block], tmp_path).strip()
+    assert run_here(block).strip()
 
 
-@pytest.mark.model
 @needs_model
-def test_python_of_the_plugins_page(tmp_path):
+def test_python_of_the_plugins_page(run_here):
     (block,) = code_blocks("docs/plugins/index.md")
-    out = run(["-c", block], tmp_path)
+    out = run_here(block)
     assert out.startswith(" Paris")
     assert "scheduler:mine: create" in out
 
@@ -136,7 +166,7 @@ def test_the_example_of_weights_reads_its_format(example, llmkit_registry, tmp_p
         assert llm.generate([1, 2, 3], SamplingParams(max_tokens=2))[0].finished
 
 
-def test_tests_of_the_testing_page_pass(tmp_path):
+def test_tests_of_the_testing_page_pass(tmp_path, run):
     source = "\n\n".join(code_blocks("docs/plugins/testing.md"))
     (tmp_path / "test_mine.py").write_text(source, encoding="utf-8")
-    assert "4 passed" in run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"], tmp_path)
+    assert "4 passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")

@@ -86,7 +86,7 @@ BFLOAT16_TOKENS = 300 if os.environ.get("LLMKIT_DEEP_TESTS") else 40
 )
 def test_types_hold_for_a_long_answer(make_llm, facts, dtype, kv_dtype, tokens):
     """B88: 300 tokens with finite log-probabilities; cache and weights may differ in type."""
-    llm = make_llm(dtype=dtype, num_threads=None, num_blocks=32, **{"kv_cache.dtype": kv_dtype})
+    llm = make_llm(dtype=dtype, num_blocks=32, **{"kv_cache.dtype": kv_dtype})
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
     answer = llm.generate(facts.g1, params)[0].outputs[0]
     assert len(answer.token_ids) == tokens

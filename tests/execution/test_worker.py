@@ -137,9 +137,9 @@ def test_dry_run_reads_nothing(make_setup):
 
 def test_threads_are_the_configured_ones_while_the_worker_lives(make_setup):
     before = torch.get_num_threads()
-    worker = Worker(make_setup(execution={"num_threads": 1}))
+    worker = Worker(make_setup(execution={"num_threads": before + 1}))
     worker.load()
-    assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before + 1
     worker.close()
     assert torch.get_num_threads() == before
 
