@@ -65,11 +65,11 @@ def test_settings_that_cannot_work_are_refused_before_weights_are_read(make_llm,
         pytest.fail("weights were read")
 
     monkeypatch.setattr(GgufFormat, "tensors", no_weights)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(LlmkitError) as caught:
         make_llm(**changes)
     assert words in str(caught.value)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_missing_model(make_llm, tmp_path):
