@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from llmkit import InvalidRequestError, RequestOptions, SamplingParams
+from llmkit.requests.message import PriorOutput
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], ["", "hi"], "\u0004", "\u0013\u0014", ["hi", "\u0004"]])
@@ -213,7 +214,7 @@ def test_an_answer_goes_on_after_a_restart(llm, make_llm, facts, params):
     whole = llm.generate(facts.g1, sampling)[0].outputs[0].token_ids
     request = llm._inputs.prepare(facts.g1, sampling).engine_request
     core = make_llm().engine.core
-    core.add(msgspec.structs.replace(request, prior_output_token_ids=tuple(whole[:5])))
+    core.add(msgspec.structs.replace(request, prior_outputs=(PriorOutput(tuple(whole[:5])),)))
     rest = []
     while core.has_work():
         rest += [i for output in core.step() for i in output.new_token_ids]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmkit.requests.message import EngineRequest
+from llmkit.requests.message import EngineRequest, PriorOutput
 from llmkit.requests.request import RequestGroup, RequestStatus, sequence_seed
 from llmkit.requests.sampling_params import SamplingParams
 
@@ -51,7 +51,7 @@ def test_a_view_is_live_and_read_only():
 def test_a_resumed_request_starts_with_its_earlier_tokens():
     params = SamplingParams(seed=0)
     resumed = EngineRequest(
-        request_id="r", prompt_token_ids=[1], sampling_params=params, max_tokens=4, prior_output_token_ids=(8, 9)
+        request_id="r", prompt_token_ids=[1], sampling_params=params, max_tokens=4, prior_outputs=(PriorOutput((8, 9)),)
     )
     request = RequestGroup(resumed, 0, 5).leader
     assert request.token_ids == [1, 8, 9]

@@ -17,6 +17,7 @@ from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.registry.breaker import Breaker
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.grammar_task import GrammarTask
+from llmkit.requests.message import PriorOutput
 from llmkit.scheduling.plan import StepPlan
 from llmkit.testing.fake_executor import VOCABULARY, next_hash, sample
 from llmkit.testing.hostile_grammars import HostileCompiler
@@ -178,18 +179,18 @@ class TestAnswers:
     def test_an_answer_goes_on_after_another_engine(self) -> None:
         tokens = alone([4, 2], 3, ENDINGS)
         run = harness()
-        run.add("a", [4, 2], 40, seed=3, prior_output_token_ids=tuple(tokens[:2]), **constrained(*ENDINGS))
+        run.add("a", [4, 2], 40, seed=3, prior_outputs=(PriorOutput(tuple(tokens[:2])),), **constrained(*ENDINGS))
         run.run()
         assert run.answers["a", 0].token_ids == tokens[2:]
         # All of it has come already: then there is nothing to do but to say so.
         text = tuple(32 * [0])[:0] + tuple(ord(c) - 32 for c in "oak")
-        run.add("b", [4, 2], 40, prior_output_token_ids=text, **constrained(*ENDINGS))
+        run.add("b", [4, 2], 40, prior_outputs=(PriorOutput(text),), **constrained(*ENDINGS))
         run.run()
         assert (run.answers["b", 0].token_ids, run.answers["b", 0].finish_reason) == ([], "stop")
 
     def test_what_an_earlier_engine_has_said_must_fit(self) -> None:
         run = harness()
-        run.add("a", [4], 40, prior_output_token_ids=(ord("x") - 32,), **constrained(*ENDINGS))
+        run.add("a", [4], 40, prior_outputs=(PriorOutput((ord("x") - 32,)),), **constrained(*ENDINGS))
         run.run()
         assert run.answers["a", 0].finish_reason == "error"
 

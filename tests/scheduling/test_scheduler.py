@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llmkit.errors import ConfigError, InvalidRequestError
+from llmkit.requests.message import PriorOutput
 from llmkit.requests.request import sequence_seed
 from llmkit.testing.fake_executor import fake_answer
 from llmkit.testing.scheduling import SchedulingHarness
@@ -168,9 +169,15 @@ class TestDoor:
         assert caught.value.param == "prompt"
         assert not run.core.has_work()
 
-    def test_resumption_is_for_single_sequences(self):
-        with pytest.raises(InvalidRequestError, match="n=1"):
-            harness().add("a", [1], n=2, prior_output_token_ids=(1,))
+    @pytest.mark.parametrize(
+        "prior", [(PriorOutput((1,)),), (PriorOutput((1,)),) * 3, (PriorOutput((1,), "stop"), PriorOutput((), "abort"))]
+    )
+    def test_earlier_outputs_that_do_not_fit(self, prior):
+        run = harness()
+        with pytest.raises(InvalidRequestError) as caught:
+            run.add("a", [1], n=2, prior_outputs=prior)
+        assert caught.value.param == "n"
+        assert not run.core.has_work()
 
 
 class TestWindows:
@@ -364,13 +371,46 @@ class TestResumption:
     def test_goes_on_where_it_was(self):
         whole = fake_answer([1, 2], 3, 10)
         run = harness()
-        run.add("a", [1, 2], 10, seed=3, prior_output_token_ids=tuple(whole[:4]))
+        run.add("a", [1, 2], 10, seed=3, prior_outputs=(PriorOutput(tuple(whole[:4])),))
         run.run()
         assert run.answers["a", 0].token_ids == whole[4:]
 
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_every_sequence_goes_on_where_it_was(self, depth):
+        seeds = [sequence_seed(3, index) for index in range(4)]
+        whole = [fake_answer([1, 2, 3, 4, 5], seed, 10) for seed in seeds]
+        prior = (
+            PriorOutput(tuple(whole[0][:3]), "stop"),
+            PriorOutput(tuple(whole[1][:4])),
+            PriorOutput(),
+            PriorOutput(tuple(whole[3][:9])),
+        )
+        run = harness(max_concurrent_steps=depth)
+        run.add("a", [1, 2, 3, 4, 5], 10, n=4, seed=3, prior_outputs=prior)
+        run.run()
+        told = [run.answers["a", index].token_ids for index in range(4)]
+        assert told == [[], whole[1][4:], whole[2], whole[3][9:]]
+        assert run.finished[0].finish_reasons == ("stop", "length", "length", "length")
+        assert run.finished[0].num_output_tokens == 3 + 10 + 10 + 10
+
+    def test_some_sequences_have_nothing_left_to_do(self):
+        whole = [fake_answer([1, 2], sequence_seed(0, index), 4) for index in range(3)]
+        run = harness()
+        prior = (PriorOutput(tuple(whole[0])), PriorOutput(tuple(whole[1][:2])), PriorOutput(tuple(whole[2])))
+        run.add("a", [1, 2], 4, n=3, prior_outputs=prior)
+        run.run()
+        assert [run.answers["a", index].token_ids for index in range(3)] == [[], whole[1][2:], []]
+        assert {answer.finish_reason for answer in run.answers.values()} == {"length"}
+
+    def test_prompt_logprobs_are_not_told_twice(self):
+        run = harness(max_num_batched_tokens=4)
+        run.add("a", [1, 2, 3, 4, 5, 6, 7], 2, prompt_logprobs=0, num_prior_prompt_logprobs=4)
+        run.run()
+        assert [entry.token_ids for entry in run.answers["a", 0].prompt_logprobs] == [[5], [6], [7]]
+
     def test_nothing_left_to_do(self):
         run = harness()
-        run.add("a", [1, 2], 4, prior_output_token_ids=(1, 2, 3, 4))
+        run.add("a", [1, 2], 4, prior_outputs=(PriorOutput((1, 2, 3, 4)),))
         assert run.core.has_work()
         run.run()
         assert (run.answers["a", 0].token_ids, run.answers["a", 0].finish_reason) == ([], "length")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from llmkit.errors import InvalidRequestError
+from llmkit.requests.message import PriorOutput
 from llmkit.requests.request import RequestStatus
 from llmkit.testing.hostile_connector import FlakyConnector, HostileConnector
 from llmkit.testing.hostile_policy import HostilePolicy
@@ -21,7 +22,7 @@ from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.classic import ClassicPolicy
 from llmkit_schedulers.fair import FairPolicy
 from llmkit_schedulers.fcfs import FcfsPolicy
-from llmkit_schedulers.priority import PriorityOptions, PriorityPolicy
+from llmkit_schedulers.priority import PriorityPolicy
 from llmkit_schedulers.srtf import SrtfPolicy
 
 DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
@@ -49,6 +50,13 @@ CONNECTOR_SETTINGS = st.fixed_dictionaries(
         "load_timeout_s": st.sampled_from([1.0, 5.0]),
     }
 )
+
+
+def _prior_outputs(n):
+    """What an earlier engine may have produced for n sequences, of which the last has not ended."""
+    going_on = st.sampled_from([PriorOutput(), PriorOutput((1, 0, 1)), PriorOutput((2,))])
+    ended = st.just(PriorOutput((3, 4), "stop"))
+    return st.tuples(*[st.one_of(going_on, ended)] * (n - 1), going_on)
 
 
 class SeparateFcfs(FcfsPolicy):
@@ -133,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, prompt, max_tokens, n, priority, stop, data):
         score = max_tokens == 0 or data.draw(st.sampled_from([True, False, False, False]))
-        prior = data.draw(st.sampled_from([(), (), (), (1, 0, 1)])) if n == 1 and not score else ()
+        prior = () if score else data.draw(st.one_of(st.just(()), st.just(()), _prior_outputs(n)))
         fields = {
             "n": n,
             "seed": data.draw(st.integers(0, 3)),
@@ -143,14 +151,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             "logprobs": data.draw(st.sampled_from([None, None, 0])),
             "priority": priority,
             "user": data.draw(st.sampled_from([None, "a", "b"])),
-            "prior_output_token_ids": prior,
+            "prior_outputs": prior,
             "cache_salt": data.draw(st.sampled_from([None, None, "salt"])),
         }
         try:
             self.harness.add(f"r{self.count}", prompt, max_tokens, **fields)
         except InvalidRequestError:
             limits = self.harness.scheduler.limits
-            length = len(prompt) + len(prior)
+            length = len(prompt) + max((len(p.token_ids) for p in prior if p.finish_reason is None), default=0)
             fits = length <= limits.pool_tokens and length + min(max_tokens, 1) <= limits.max_model_len
             assert not fits or (not limits.chunked_prefill and length > limits.max_num_batched_tokens)
         self.count += 1
@@ -242,7 +250,7 @@ def machine(name, policy, connector=lambda _: None):
 
 TestFcfs = machine("Fcfs", lambda _: FcfsPolicy())
 TestSwapping = machine("Swapping", lambda _: swapping(FcfsPolicy()))
-TestPriority = machine("Priority", lambda seed: PriorityPolicy(PriorityOptions(aging_s=None if seed % 2 else 2.0)))
+TestPriority = machine("Priority", lambda seed: PriorityPolicy(None if seed % 2 else 2.0))
 TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 2))
 TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
 TestOthers = machine("Others", lambda seed: (FairPolicy, ClassicPolicy, SrtfPolicy)[seed % 3]())

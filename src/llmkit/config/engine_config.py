@@ -17,6 +17,7 @@ from llmkit.config.sections import (
     ObservabilityConfig,
     ParallelConfig,
     PluginsConfig,
+    ProcessConfig,
     SchedulerConfig,
     Section,
     StructuredConfig,
@@ -35,6 +36,7 @@ class EngineConfig(Section):
     structured: StructuredConfig = StructuredConfig()
     execution: ExecutionConfig = ExecutionConfig()
     parallel: ParallelConfig = ParallelConfig()
+    process: ProcessConfig = ProcessConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugins: PluginsConfig = PluginsConfig()
@@ -60,6 +62,13 @@ def contradictions(config: EngineConfig) -> Iterator[Contradiction]:
     yield from _scheduler_contradictions(config)
     yield from _model_contradictions(config)
     yield from _server_contradictions(config)
+    process = config.process
+    if process.heartbeat_timeout_s <= process.heartbeat_s:
+        yield Contradiction(
+            ("process.heartbeat_timeout_s", "process.heartbeat_s"),
+            f"heartbeat_timeout_s ({process.heartbeat_timeout_s:g}) must be longer than heartbeat_s "
+            f"({process.heartbeat_s:g})",
+        )
     cache = config.kv_cache
     if cache.num_blocks is not None and cache.memory_gib is not None:
         yield Contradiction(

@@ -182,6 +182,33 @@ class ExecutionConfig(Section):
     )
 
 
+class ProcessConfig(Section):
+    """The engine in a process of its own, and the supervision of that process."""
+
+    heartbeat_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two signs of life.")
+    heartbeat_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds without a sign of life after which a process with something to do is taken for hung, and "
+        "killed.",
+    )
+    hang_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest that one step may take, in seconds; the process is killed then, signs of life or not. "
+        "Loading the model may take any time.",
+    )
+    max_restarts: int = Field(
+        default=5,
+        ge=0,
+        description="How often a process that has crashed is started again within restart_window_s; 0: never.",
+    )
+    restart_window_s: float = Field(default=60.0, gt=0, description="Seconds within which max_restarts are counted.")
+    stop_timeout_s: float = Field(
+        default=10.0, ge=0, description="Seconds that the process has to end in good order before it is killed."
+    )
+
+
 class ParallelConfig(Section):
     """Several devices."""
 

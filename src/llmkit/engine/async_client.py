@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmkit.errors import InvalidRequestError, described
-from llmkit.requests.message import EngineOutput, EngineRequest
+from llmkit.requests.message import EngineOutput, EngineRequest, refusal_outputs
 
 if TYPE_CHECKING:
     from llmkit.engine.factory import PreparedModel
@@ -71,7 +71,7 @@ class AsyncEngineClient(Protocol):
         ...
 
 
-def start_async_client(prepared: PreparedModel, progress: LoadProgress | None, *, process: bool) -> AsyncEngineClient:  # noqa: ARG001
+def start_async_client(prepared: PreparedModel, progress: LoadProgress | None, *, process: bool) -> AsyncEngineClient:
     """Start the engine of a prepared model and wait until it is ready.
 
     process: in a process of its own. Raises as `start_engine` does.
@@ -79,20 +79,14 @@ def start_async_client(prepared: PreparedModel, progress: LoadProgress | None, *
     from llmkit.engine.factory import start_engine
     from llmkit.engine.thread_client import ThreadClient
 
+    if process:
+        from llmkit.engine.process_client import start_process_client
+
+        return start_process_client(prepared.config, prepared.registry, progress)
     return ThreadClient(partial(start_engine, prepared, progress))
 
 
 def refusal(request: EngineRequest, error: Exception) -> list[EngineOutput]:
     """The outputs that tell of a request which the core has not taken in: one for each of its sequences."""
     message = str(error) if isinstance(error, InvalidRequestError) else described(error)
-    return [
-        EngineOutput(
-            request_id=request.request_id,
-            index=index,
-            new_token_ids=[],
-            finish_reason="error",
-            error=message,
-            error_param=getattr(error, "param", None),
-        )
-        for index in range(request.sampling_params.n)
-    ]
+    return refusal_outputs(request, message, getattr(error, "param", None))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from llmkit.engine.utilities import run_utility
 from llmkit.requests.message import EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class EngineClient(Protocol):
 
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Run a utility (`llmkit.engine.utilities`) between two steps. Raises what it raises."""
         ...
 
     def reset_prefix_cache(self) -> bool:
@@ -75,6 +80,9 @@ class InlineClient:
 
     def has_work(self) -> bool:
         return self._core.has_work()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return run_utility(self._engine, method, arguments)
 
     def reset_prefix_cache(self) -> bool:
         return self._core.reset_prefix_cache()

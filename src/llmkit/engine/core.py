@@ -69,6 +69,8 @@ class EngineCore:
         self._num_steps = 0
         self._num_failed_steps = 0
         self._closed = False
+        self.on_plan: Callable[[StepPlan], None] | None = None
+        """Told of every plan before it is carried out."""
 
     def add(self, request: EngineRequest) -> None:
         """Take in a request. Raises InvalidRequestError if it can never be served or its id is in use."""
@@ -207,6 +209,8 @@ class EngineCore:
             plan = self.scheduler.plan()
             if plan is None:
                 return
+            if self.on_plan is not None:
+                self.on_plan(plan)
             planned = time.perf_counter()
             handle, error = None, None
             try:

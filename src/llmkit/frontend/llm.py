@@ -12,7 +12,7 @@ import msgspec
 
 from llmkit.config import EngineConfig
 from llmkit.engine.client import EngineClient, InlineClient
-from llmkit.errors import EngineClosedError, InvalidRequestError
+from llmkit.errors import EngineClosedError, EngineError, InvalidRequestError
 from llmkit.frontend.arguments import engine_config, input_processor, render_arguments
 from llmkit.frontend.generation_defaults import default_sampling_params
 from llmkit.frontend.input_processor import PreparedRequest
@@ -31,7 +31,7 @@ from llmkit.requests.output import RequestOutput
 from llmkit.requests.sampling_params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from llmkit.engine.factory import Engine
+    from llmkit.engine.factory import Engine, PreparedModel
     from llmkit.engine.stats import EngineStats
     from llmkit.execution.setup import LoadProgress
     from llmkit.frontend.tokenizer import Tokenizer
@@ -50,6 +50,7 @@ class LLM:
     (`max_model_len=1024`) or dotted key (`**{"kv_cache.dtype": "float32"}`); what is not given comes from the
     environment (`LLMKIT_…`) and the defaults. config: a complete EngineConfig instead of all that.
     registry: plugins; default: those installed. progress: called with (bytes read, bytes in all) while weights load.
+    process: the engine in a supervised process of its own, which is started again when it dies.
 
     Raises ConfigError, PluginError, ModelError, OutOfMemoryError. Threads may share an LLM; their requests are
     batched, but steps run in whichever thread is waiting.
@@ -62,18 +63,17 @@ class LLM:
         config: EngineConfig | None = None,
         registry: Registry | None = None,
         progress: LoadProgress | None = None,
+        process: bool = False,
         **settings: Any,
     ) -> None:
-        from llmkit.engine.factory import prepare_model, start_engine
+        from llmkit.engine.factory import prepare_model
 
         prepared = prepare_model(engine_config(model, config, settings), registry)
         processor = input_processor(prepared)
-        engine = start_engine(prepared, progress)
-        self._engine: Engine | None = engine
-        self.config = engine.config
+        self._engine, client = _start(prepared, progress, process=process)
+        self.config = prepared.config
         self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}
         self._inputs = processor
-        client: EngineClient = InlineClient(engine)
         self._loop: RequestLoop | None = RequestLoop(client, OutputProcessor(prepared.tokenizer))
 
     # Generating
@@ -178,9 +178,11 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What runs: plugins chosen, memory plan, layout. Raises EngineClosedError."""
+        """What runs: plugins chosen, memory plan, layout. Raises EngineClosedError; EngineError if the engine is in
+        another process."""
+        self._running()
         if self._engine is None:
-            raise EngineClosedError("the engine has been closed.")
+            raise EngineError("the engine runs in another process and cannot be reached as an object.")
         return self._engine
 
     def stats(self) -> EngineStats:
@@ -191,7 +193,7 @@ class LLM:
         """What every plugin that was loaded has cost so far: seconds to import it and to build its object, and count
         and host time of the calls that are made about once a step (scheduler, executor, model, attention, extensions).
         Raises EngineClosedError."""
-        return tuple(self.engine.prepared.registry.timings)
+        return tuple(self._running().client.call("plugin_timings"))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if running requests prevented it. Raises EngineClosedError."""
@@ -261,6 +263,20 @@ class LLM:
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         with RequestProgress(len(prepared), use_tqdm) as progress:
             return self._running().run(prepared, progress.finished)
+
+
+def _start(
+    prepared: PreparedModel, progress: LoadProgress | None, *, process: bool
+) -> tuple[Engine | None, EngineClient]:
+    """The engine, if it is in this process, and its client."""
+    if process:
+        from llmkit.engine.process_client import start_supervised_client
+
+        return None, start_supervised_client(prepared.config, prepared.registry, progress)
+    from llmkit.engine.factory import start_engine
+
+    engine = start_engine(prepared, progress)
+    return engine, InlineClient(engine)
 
 
 def _sequence(values: Any) -> Sequence[Any]:

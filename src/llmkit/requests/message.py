@@ -17,6 +17,13 @@ from llmkit.requests.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class PriorOutput(msgspec.Struct, frozen=True, gc=False):
+    """What one sequence of a request had produced when its engine died. finish_reason: None if it is to go on."""
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A validated request on its way to the engine core.
 
@@ -25,7 +32,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     included unless ignored; eos_token_ids: those of them for which stop_reason is None. bad_words_ids: token
     sequences that must not appear. arrival_time: seconds, time.monotonic().
     grammar: what constrains the text; None if nothing does.
-    prior_output_token_ids: tokens that an earlier engine already produced; the request goes on after them.
+    prior_outputs: what an earlier engine has produced, one entry for each sequence, or none at all; every sequence that
+    has not ended goes on after its tokens. num_prior_prompt_logprobs: prompt positions whose entries it has told.
     kv_transfer_params: for the connector.
     """
 
@@ -42,7 +50,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     grammar: GrammarTask | None = None
-    prior_output_token_ids: tuple[int, ...] = ()
+    prior_outputs: tuple[PriorOutput, ...] = ()
+    num_prior_prompt_logprobs: int = 0
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
@@ -73,3 +82,18 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
     kv_transfer_params: dict[str, Any] | None = None
+
+
+def refusal_outputs(request: EngineRequest, error: str, param: str | None) -> list[EngineOutput]:
+    """How a request that is not even taken in is told: every sequence of it has ended with `error`."""
+    return [
+        EngineOutput(
+            request_id=request.request_id,
+            index=index,
+            new_token_ids=[],
+            finish_reason="error",
+            error=error,
+            error_param=param,
+        )
+        for index in range(request.sampling_params.n)
+    ]

@@ -46,7 +46,8 @@ def sequence_seed(seed: int, index: int) -> int:
 
 
 class RequestGroup:
-    """All `n` sequences of one EngineRequest, from `add` to the end of the last.
+    """All `n` sequences of one EngineRequest, from `add` to the end of the last. Those that ended in an earlier engine
+    have ended from the start; one at least has not.
 
     leader: the sequence that computes the prompt for all; the others are forked from it as long as it holds
     blocks. pending: those that wait for that. num_cached_tokens: fixed when the leader is first admitted.
@@ -69,14 +70,20 @@ class RequestGroup:
         count = request.sampling_params.n
         self.request = request
         self.sequences = [Request(self, index, first_number + index, stop_at) for index in range(count)]
-        self.leader = self.sequences[0]
-        self.pending = self.sequences[:0:-1]
-        for request_ in self.pending:
-            request_.status = RequestStatus.PENDING
-        self.num_unforked = count - 1
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.finish_reasons: dict[int, FinishReason] = {}
+        for index, prior in enumerate(request.prior_outputs):
+            if prior.finish_reason is not None:
+                self.sequences[index].status = RequestStatus.FINISHED
+                self.finish_reasons[index] = prior.finish_reason
+                self.num_output_tokens += len(prior.token_ids)
+        unfinished = [sequence for sequence in self.sequences if sequence.status is not RequestStatus.FINISHED]
+        self.leader = unfinished[0]
+        self.pending = unfinished[:0:-1]
+        for sequence in self.pending:
+            sequence.status = RequestStatus.PENDING
+        self.num_unforked = len(self.pending)
         self.errors: list[str] = []
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
 
@@ -136,7 +143,8 @@ class Request:
         self.sequence_id = f"{request.request_id}/{index}"
         self.sequence_number = sequence_number
         self.seed = sequence_seed(params.seed or 0, index)
-        self.token_ids = [*request.prompt_token_ids, *request.prior_output_token_ids]
+        prior = request.prior_outputs[index].token_ids if request.prior_outputs else ()
+        self.token_ids = [*request.prompt_token_ids, *prior]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.sampling = request.max_tokens > 0
         self.stop_at = stop_at
@@ -157,7 +165,7 @@ class Request:
         self.counted = False
         self.has_sampled = False
         self.num_cached_tokens = 0
-        self.num_prompt_logprobs = 0
+        self.num_prompt_logprobs = request.num_prior_prompt_logprobs if index == 0 else 0
         self.num_preemptions = 0
         self.view = View(self)
 

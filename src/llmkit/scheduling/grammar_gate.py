@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.errors import EngineError
 from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
+from llmkit.requests.request import RequestStatus
 from llmkit.scheduling.sequence_grammar import GrammarGuard, SequenceGrammar, StopMasks
 
 if TYPE_CHECKING:
@@ -98,12 +99,7 @@ class GrammarGate:
         for sequence in group.sequences:
             sequence.grammar = SequenceGrammar(ready, stops, guard, row)
             sequence.grammar.complete = complete
-        return self._resume(group.leader)
-
-    def _resume(self, request: Request) -> str | None:
-        prior = request.request.prior_output_token_ids
-        assert request.grammar is not None
-        return request.grammar.advance(prior) if prior else None
+        return next((problem for problem in map(_resume, group.sequences) if problem is not None), None)
 
     def _guard(self, choice: str) -> GrammarGuard:
         guard = self._guards.get(choice)
@@ -113,3 +109,12 @@ class GrammarGate:
             guard = GrammarGuard(choice, backend.breaker, backend.calls, self._mask_timeout_s)
             self._guards[choice] = guard
         return guard
+
+
+def _resume(sequence: Request) -> str | None:
+    """Take in what `sequence` has produced in an earlier engine. What is wrong with it, in words, or None."""
+    prior = sequence.token_ids[sequence.num_prompt_tokens :]
+    if not prior or sequence.status is RequestStatus.FINISHED:
+        return None
+    assert sequence.grammar is not None
+    return sequence.grammar.advance(prior)

@@ -73,8 +73,10 @@ class Lifecycle:
             self._grammars.enter(group)
         else:
             self._queue.add(leader)
-        if request.max_tokens > 0 and leader.num_tokens >= leader.stop_at:
-            self.end_with_news(leader, "length")  # resumed, but already as long as it may get
+        if request.max_tokens > 0 and request.prior_outputs:
+            for sequence in reversed(group.sequences):
+                if sequence.status is not RequestStatus.FINISHED and sequence.num_tokens >= sequence.stop_at:
+                    self.end_with_news(sequence, "length")  # resumed, but already as long as it may get
 
     def abort(self, request_ids: Iterable[str], index: int | None) -> None:
         """End all sequences of the given requests, or only sequence `index`. Unknown ones are ignored."""

@@ -46,7 +46,8 @@ class Limits:
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError if `request` can never be served."""
         length = len(request.prompt_token_ids)
-        total = length + len(request.prior_output_token_ids)
+        prior = request.prior_outputs
+        total = length + max((len(output.token_ids) for output in prior if output.finish_reason is None), default=0)
         if not length:
             raise InvalidRequestError("The prompt has no tokens; it needs at least one.", param="prompt")
         if total + min(request.max_tokens, 1) > self.max_model_len:
@@ -66,8 +67,13 @@ class Limits:
                 "chunked prefill is off.",
                 param="prompt",
             )
-        if request.prior_output_token_ids and request.sampling_params.n > 1:
-            raise InvalidRequestError("Only a request with n=1 can be resumed.", param="n")
+        if prior and len(prior) != request.sampling_params.n:
+            raise InvalidRequestError(
+                f"A request with n={request.sampling_params.n} cannot go on after {len(prior)} earlier outputs.",
+                param="n",
+            )
+        if prior and all(output.finish_reason is not None for output in prior):
+            raise InvalidRequestError("Every sequence of the request has ended already.", param="n")
 
     def stop_at(self, request: EngineRequest) -> int:
         """Length at which each sequence of `request` ends with "length".

@@ -190,7 +190,7 @@ class SchedulingHarness:
         """The tokens of a sequence run alone, by the stop conditions."""
         request = self.requests[request_id]
         prompt = request.prompt_token_ids
-        prior = list(request.prior_output_token_ids)
+        prior = list(request.prior_outputs[index].token_ids) if request.prior_outputs else []
         longest = min(self.scheduler.limits.stop_at(request) - len(prompt), request.max_tokens)
         seed = sequence_seed(request.sampling_params.seed or 0, index)
         answer = fake_answer([*prompt, *prior], seed, max(0, longest - len(prior)))

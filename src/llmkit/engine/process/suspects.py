@@ -1,0 +1,61 @@
+"""Which requests may be why the engine process crashes, and how the guilty one is found among them.
+
+A crash makes suspects of all requests that were part of the steps under way. Most are innocent: the process was killed
+from outside, or another request was to blame. Whoever comes further afterwards is cleared. A request that was part of a
+second crash without that fails, if it is the only one; several of them are tried one after the other, each beside
+requests that nobody suspects, until it is cleared or, in a third crash, found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmkit.engine.process.journal import Entry, Journal
+
+CLEARED_TOKENS = 4
+"""A suspect is cleared by more tokens than this: more than steps can be ahead of what the parent has been told."""
+
+
+class Suspects:
+    """Keeps the strikes of the entries of `journal`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def crashed(self, request_ids: Iterable[str]) -> Entry | None:
+        """The process has died while these requests were computed. Returns the one that is found guilty, if any."""
+        repeated: list[Entry] = []
+        for request_id in request_ids:
+            entry = self._journal.get(request_id)
+            if entry is None:
+                continue
+            entry.strikes = 1 if _is_cleared(entry) else entry.strikes + 1
+            entry.tokens_at_strike = entry.num_tokens
+            if entry.strikes > 1:
+                repeated.append(entry)
+        most = max((entry.strikes for entry in repeated), default=0)
+        worst = [entry for entry in repeated if entry.strikes == most]
+        return worst[0] if len(worst) == 1 else None
+
+    def admitted(self) -> list[Entry]:
+        """The entries that may be computed now and have not been sent: all that are not on trial, and the first of
+        those that are, unless one is being tried."""
+        waiting: list[Entry] = []
+        on_trial: list[Entry] = []
+        for entry in self._journal:
+            if entry.strikes > 1 and not _is_cleared(entry):
+                on_trial.append(entry)
+            elif entry.sent is None:
+                waiting.append(entry)
+        if on_trial and all(entry.sent is None for entry in on_trial):
+            waiting.append(on_trial[0])
+        return waiting
+
+    @property
+    def any_on_trial(self) -> bool:
+        """Whether somebody may be waiting for somebody else to be cleared."""
+        return any(entry.strikes > 1 for entry in self._journal)
+
+
+def _is_cleared(entry: Entry) -> bool:
+    return entry.num_tokens - entry.tokens_at_strike > CLEARED_TOKENS

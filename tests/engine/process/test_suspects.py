@@ -1,0 +1,80 @@
+"""Finding the request that kills the process."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmkit.engine.process.journal import Journal
+from llmkit.engine.process.suspects import CLEARED_TOKENS, Suspects
+
+
+@pytest.fixture
+def journal(request_of):
+    journal = Journal()
+    for name in "abcd":
+        journal.add(request_of(name, 100)).sent = 1
+    return journal
+
+
+def crash(journal, suspects, running):
+    guilty = suspects.crashed(running)
+    if guilty is not None:
+        journal.remove(guilty.request_id)
+    for entry in journal:
+        entry.sent = None
+    admitted = suspects.admitted()
+    for entry in admitted:
+        entry.sent = 1
+    return None if guilty is None else guilty.request_id, [entry.request_id for entry in admitted]
+
+
+def test_one_crash_condemns_nobody(journal):
+    suspects = Suspects(journal)
+    assert crash(journal, suspects, ["a"]) == (None, list("abcd"))
+    assert not suspects.any_on_trial
+
+
+def test_the_only_one_in_two_crashes_is_guilty(journal):
+    suspects = Suspects(journal)
+    crash(journal, suspects, ["a", "b"])
+    assert crash(journal, suspects, ["b", "c"]) == ("b", ["a", "c", "d"])
+
+
+def test_several_in_two_crashes_are_tried_one_by_one(journal):
+    suspects = Suspects(journal)
+    crash(journal, suspects, "abc")
+    assert crash(journal, suspects, "abc") == (None, ["d", "a"])
+    assert suspects.any_on_trial
+    assert suspects.admitted() == []
+    journal.get("a").token_ids[0] += [1] * (CLEARED_TOKENS + 1)
+    (tried,) = suspects.admitted()
+    assert tried.request_id == "b"
+    tried.sent = 1
+    assert crash(journal, suspects, "abd") == ("b", ["a", "d", "c"])
+
+
+def test_the_next_is_tried_when_the_one_on_trial_has_ended(journal):
+    suspects = Suspects(journal)
+    crash(journal, suspects, "ab")
+    crash(journal, suspects, "ab")
+    journal.remove("a")
+    assert [entry.request_id for entry in suspects.admitted()] == ["b"]
+
+
+def test_whoever_has_come_further_is_cleared(journal):
+    suspects = Suspects(journal)
+    for _ in range(5):
+        assert crash(journal, suspects, "abcd") == (None, list("abcd"))
+        for entry in journal:
+            entry.token_ids[0] += [1] * (CLEARED_TOKENS + 1)
+
+
+def test_too_few_tokens_clear_nobody(journal):
+    suspects = Suspects(journal)
+    crash(journal, suspects, "a")
+    journal.get("a").token_ids[0] += [1] * CLEARED_TOKENS
+    assert crash(journal, suspects, "a")[0] == "a"
+
+
+def test_requests_that_are_gone_are_no_suspects(journal):
+    assert Suspects(journal).crashed(["gone"]) is None
