@@ -23,6 +23,7 @@ class BuiltinCommand:
 BUILTIN_COMMANDS: dict[str, BuiltinCommand] = {
     "generate": BuiltinCommand("llmkit_cli.commands.generate", "Generate text for one or more prompts."),
     "chat": BuiltinCommand("llmkit_cli.commands.chat", "Talk to a model in the terminal."),
+    "serve": BuiltinCommand("llmkit_cli.commands.serve", "Serve a model over HTTP, with the API of OpenAI."),
     "plugins": BuiltinCommand("llmkit_cli.commands.plugins", "List, inspect, check and begin plugins."),
     "config": BuiltinCommand("llmkit_cli.commands.config", "Show every setting and where its value comes from."),
     "models": BuiltinCommand("llmkit_cli.commands.models", "Fetch and list models."),

@@ -1,0 +1,94 @@
+"""The application: routes, middleware, and what they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmkit.config import ServerConfig
+from llmkit.registry import Registry
+from llmkit_server.admission import Admission, RateLimiter
+from llmkit_server.context import ServedModels, ServerContext
+from llmkit_server.errors import install_error_handlers
+from llmkit_server.middleware.body_limit import BodyLimit
+from llmkit_server.middleware.custom import load_middleware, wrap
+from llmkit_server.middleware.keys import Keys
+from llmkit_server.middleware.request_log import RequestLog
+from llmkit_server.middleware.root_path import RootPath
+from llmkit_server.openapi import openapi_of
+from llmkit_server.routes import chat, completions, control, health, models, tokens
+
+if TYPE_CHECKING:
+    from llmkit import AsyncLLM
+
+ROUTERS: tuple[APIRouter, ...] = (health.router, models.router, tokens.router, completions.router, chat.router)
+"""What is always served. A new endpoint is a module in `routes` and its router here."""
+
+CONTROL_ROUTERS: tuple[APIRouter, ...] = (control.router,)
+"""Only with server.enable_control_endpoints."""
+
+
+def create_app(llm: AsyncLLM, settings: ServerConfig | None = None, registry: Registry | None = None) -> FastAPI:
+    """The application that serves `llm`, which stays its caller's to close.
+
+    settings: default: those in the engine's configuration. registry: default: the plugins installed. Raises ConfigError
+    for middleware that cannot be loaded, PluginError for a parser that cannot be used.
+    """
+    settings = llm.config.server if settings is None else settings
+    app = FastAPI(
+        title="llmkit",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.server = server_context(llm, settings, registry or Registry.discover(llm.config.plugins))
+    for router in (*ROUTERS, *(CONTROL_ROUTERS if settings.enable_control_endpoints else ())):
+        app.include_router(router)
+    install_error_handlers(app)
+    app.openapi = openapi_of(app, settings.root_path)  # type: ignore[method-assign]
+    _add_middleware(app, settings)
+    return app
+
+
+def server_context(llm: AsyncLLM, settings: ServerConfig, registry: Registry) -> ServerContext:
+    """Raises PluginError."""
+    names = settings.served_model_names or (llm.config.model.model,)
+    models_served = ServedModels(tuple(dict.fromkeys(names)), llm.config.model.model, llm.limits.max_model_len)
+    running = llm.config.scheduler.max_num_seqs
+    assert running is not None
+    return ServerContext(llm, settings, models_served, Admission(running + settings.max_queue), registry)
+
+
+def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
+    """Innermost first: what is added last sees a request first."""
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    for name in reversed(settings.middleware):
+        app.add_middleware(_Custom, middleware=load_middleware(name))
+    limiter = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+    app.add_middleware(Keys, api_keys=settings.api_keys, rate_limiter=limiter)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=["x-request-id", "x-llmkit-unknown-fields", "retry-after"],
+        )
+    app.add_middleware(RequestLog, access_log=settings.access_log)
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path)
+
+
+class _Custom:
+    """Middleware of the operator's own, in the form that applications take."""
+
+    def __init__(self, app: ASGIApp, middleware: object) -> None:
+        self._app = wrap(app, middleware)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

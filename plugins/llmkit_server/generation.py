@@ -1,0 +1,181 @@
+"""The engine's side of one HTTP request: its prompts submitted, watched, merged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from llmkit import RequestOptions, RequestOutput, SamplingParams
+from llmkit.errors import InvalidRequestError
+from llmkit_server.context import ServerContext
+from llmkit_server.errors import ApiError, ClientGone
+from llmkit_server.sampling import named_for
+from llmkit_server.streaming import EventStream, Watch, until_done
+
+if TYPE_CHECKING:
+    from llmkit.frontend.async_submission import Submission
+
+
+LONG_TEXT_CHARS = 32_768
+"""Texts from here on are tokenised in a thread, so that nobody else waits for it."""
+
+
+class Generation:
+    """Requests to the engine, one for each prompt, that one HTTP request has made. Made by `start`.
+
+    id, created, model: as responses show them. names: fields of the engine's → the client's, for errors.
+    """
+
+    def __init__(
+        self, server: ServerContext, request: Request, request_id: str, model: str, names: Mapping[str, str]
+    ) -> None:
+        self._server = server
+        self._request = request
+        self._names = names
+        self._num_sequences = 0
+        self.submissions: list[Submission] = []
+        self.id = request_id
+        self.created = int(time.time())
+        self.model = model
+        self.headers: dict[str, str] = {}
+
+    async def start(self, prompts: Sequence[Any], params: SamplingParams, options: RequestOptions) -> None:
+        """Submit the prompts and wait until the engine has taken all of them, that is until nothing but an accident can
+        end them; `finish` must follow.
+
+        Raises ApiError, InvalidRequestError, EngineError, ClientGone; then nothing runs.
+        """
+        server = self._server
+        server.check_ready()
+        server.admission.take(params.n * len(prompts))
+        self._num_sequences = params.n * len(prompts)
+        try:
+            with named_for(self._names):
+                for i, prompt in enumerate(prompts):
+                    self._submit(prompt, params, options, i if len(prompts) > 1 else None)
+                with Watch(self._request.receive, self.abort) as watch:
+                    for submission in self.submissions:
+                        await submission.first()
+            if watch.client_is_gone:
+                raise ClientGone
+        except BaseException:
+            self.finish()
+            raise
+
+    def _submit(self, prompt: Any, params: SamplingParams, options: RequestOptions, number: int | None) -> None:
+        try:
+            submission = self._server.llm.submit(
+                prompt, params, options=options, timeout=self._server.settings.request_timeout_s
+            )
+        except InvalidRequestError as error:
+            if number is None or error.param != "prompt":
+                raise
+            raise InvalidRequestError(f"prompt[{number}]: {error.message}", param="prompt") from error
+        self.submissions.append(submission)
+
+    def abort(self) -> None:
+        """End whatever still runs."""
+        for submission in self.submissions:
+            submission.abort()
+
+    def finish(self) -> None:
+        """Nothing of this is wanted any more; the room is given back."""
+        self.abort()
+        if self._num_sequences:
+            self._server.admission.give_back(self._num_sequences)
+            self._num_sequences = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(submission.prompt_token_ids) for submission in self.submissions)
+
+    async def whole(self) -> list[RequestOutput]:
+        """The final output of each prompt. Raises ApiError if one has failed, ClientGone."""
+        try:
+            with Watch(self._request.receive, self.abort) as watch:
+                results = [await self._final(submission) for submission in self.submissions]
+            if watch.client_is_gone:
+                raise ClientGone
+            return results
+        finally:
+            self.finish()
+
+    async def _final(self, submission: Submission) -> RequestOutput:
+        final: RequestOutput | None = None
+        async for output in submission:
+            final = output
+        assert final is not None
+        self.check(final)
+        return final
+
+    def check(self, output: RequestOutput) -> None:
+        """Raises ApiError if the request has failed."""
+        if not any(answer.finish_reason == "error" for answer in output.outputs):
+            return
+        message = output.error or "The engine failed."
+        if output.error_param is None:
+            raise ApiError(500, message)
+        raise ApiError(400, message, param=self._names.get(output.error_param, output.error_param))
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """News of all prompts as they come, each with the prompt's number. Raises ApiError if one has failed."""
+        if len(self.submissions) == 1:
+            async for output in self.submissions[0]:
+                self.check(output)
+                yield 0, output
+            return
+        async for number, output in _merged(self.submissions):
+            self.check(output)
+            yield number, output
+
+    def stream(self, events: AsyncGenerator[bytes]) -> EventStream:
+        """The response that sends `events`, and [DONE] behind them."""
+        return EventStream(until_done(events), gone=self.abort, finish=self.finish, headers=self.headers)
+
+
+async def tokenised_if_long(server: ServerContext, prompts: Sequence[Any], *, add_special_tokens: bool) -> list[Any]:
+    """`prompts`, with the token ids beside those texts that take long to tokenise."""
+    tokenizer = server.llm.tokenizer
+    result = []
+    for prompt in prompts:
+        if tokenizer is not None and isinstance(prompt, str) and len(prompt) >= LONG_TEXT_CHARS:
+            ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+            result.append({"prompt": prompt, "prompt_token_ids": ids})
+        else:
+            result.append(prompt)
+    return result
+
+
+async def _merged(submissions: Sequence[Submission]) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """Outputs of several submissions in the order in which they come. One that its reader has not taken holds up its
+    own submission only."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(len(submissions))
+
+    async def read(number: int, submission: Submission) -> None:
+        try:
+            async for output in submission:
+                await queue.put((number, output))
+        except Exception as error:
+            await queue.put((number, error))
+        else:
+            await queue.put((number, None))
+
+    tasks = [asyncio.create_task(read(number, submission)) for number, submission in enumerate(submissions)]
+    try:
+        open_ones = len(tasks)
+        while open_ones:
+            number, item = await queue.get()
+            if item is None:
+                open_ones -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

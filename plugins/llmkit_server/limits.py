@@ -1,0 +1,25 @@
+"""The most of everything that a request may hold. What the engine itself limits (stop strings, biases …) is in
+`llmkit.requests.sampling_params`."""
+
+MAX_DEPTH = 128
+"""Levels of lists and objects in a body."""
+
+MAX_PROMPTS = 2048
+"""Prompts of one completion request."""
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 256
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE_CHARS = 262_144
+MAX_USER_CHARS = 512
+MAX_TOKENIZE_CHARS = 8 * 2**20
+MAX_DETOKENIZE_IDS = 2**20
+
+MAX_FIELDS_NAMED = 16
+"""Unknown fields that the response's header and the log name."""
+
+BODY_TIMEOUT_S = 60.0
+"""How long a client may take to send a body."""
+
+MAX_CLIENTS = 10_000
+"""Clients whose rate is remembered; the longest unseen is forgotten first."""

@@ -1,0 +1,1 @@
+"""The endpoints, a router for each group."""
