@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmkit.hookspecs import PluginInfo, hookimpl
-from llmkit.hookspecs.scheduler import RequestView, SchedulerPolicy
+from llmkit.hookspecs.scheduler import RequestView, SchedulerPolicy, ServiceBound
 from llmkit_schedulers.token_counters import Accounts
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -41,11 +41,11 @@ class FairPolicy(SchedulerPolicy):
     Every user has a counter of the service received: input tokens, charged when a request enters, and output tokens,
     charged as they are produced, weighted and divided by the user's weight. The user with the least goes first, with
     the oldest request. Who comes back after having had no request waiting is lifted to the least counter among those
-    that wait, so that nobody saves up service. While two users both have requests waiting, what they have got differs
-    by at most 2 max(input weight x longest prompt, output weight x tokens of a full batch).
+    that wait, so that nobody saves up service. What that bounds: `service_bound`.
 
     Beside the paper: the victim of a preemption is a request of the user who has got most; its input has been charged
-    already when it enters again. Several answers to a request (n > 1) share its input tokens.
+    already when it enters again, and its user is lifted like one who comes back. Several answers to a request (n > 1)
+    share its input tokens.
     """
 
     def __init__(self, options: FairOptions | None = None) -> None:
@@ -54,11 +54,11 @@ class FairPolicy(SchedulerPolicy):
         self._paid: set[RequestView] = set()
 
     def add(self, request: RequestView) -> None:
-        self._accounts.add(self._user(request), request, lift=True)
+        self._accounts.add(self._user(request), request)
 
     def requeue(self, request: RequestView) -> None:
         self._paid.add(request)
-        self._accounts.add(self._user(request), request, lift=False)
+        self._accounts.add(self._user(request), request)
 
     def peek(self) -> RequestView | None:
         account = self._accounts.least()
@@ -91,6 +91,22 @@ class FairPolicy(SchedulerPolicy):
             return 0.0 if account is None else account.counter, request.sequence_number
 
         return max(running, key=served)
+
+    def service_bound(self, longest_prompt: int, batch_tokens: int) -> ServiceBound:
+        """With w_p and w_q the weights of input and output, L the longest prompt and M the tokens of a full batch, the
+        counters of those who wait are at most U = max(w_p L, w_q M) apart (lemma 4.3 of the paper). So two users who
+        both wait get within 2 U of each other (theorem 4.4), and one who comes back waits for at most 2 U for each of
+        the others (theorem 4.11 has it as 2 (n - 1) U over the least capacity, in seconds). The paper takes w_p <= w_q
+        for granted: for others U is w_p L + w_q (M - L), what a user can be charged from one entry to the next.
+        """
+        prompt, output = self._options.input_token_weight, self._options.output_token_weight
+        if prompt <= output:
+            unit = max(prompt * longest_prompt, output * batch_tokens)
+        else:
+            unit = prompt * longest_prompt + output * max(0, batch_tokens - longest_prompt)
+        weights = self._options.weights
+        apart = 2 * unit / min([1.0, *weights.values()])
+        return ServiceBound(prompt, output, apart, apart, weights)
 
     def served(
         self,

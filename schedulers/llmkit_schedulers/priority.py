@@ -17,10 +17,16 @@ class PriorityOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     aging_s: float | None = Field(
-        None,
+        default=None,
         gt=0,
         allow_inf_nan=False,
         description="Seconds after which a waiting request counts as one priority level more urgent; default: never.",
+    )
+    aging_levels: int = Field(
+        default=100,
+        ge=0,
+        description="With aging, priorities beyond so much above or below 0 count as that, so that nobody is overtaken "
+        "by who arrives 2 x aging_levels x aging_s seconds later.",
     )
 
 
@@ -34,15 +40,22 @@ class PriorityPolicy(OrderedPolicy):
     """Lowest priority number first, then order of arrival.
 
     With aging, a request that arrived at time a has the urgency priority - (now - a) / aging_s. `now` is the same
-    for all, so the order is that of priority + a / aging_s, which never changes.
+    for all, so the order is that of priority + a / aging_s, which never changes. Priorities within +-aging_levels then
+    differ by at most 2 aging_levels, which so many times aging_s seconds make up for.
     """
 
-    def __init__(self, aging_s: float | None = None) -> None:
+    def __init__(self, options: PriorityOptions | None = None) -> None:
         super().__init__()
-        self._levels_per_second = 0.0 if aging_s is None else 1.0 / aging_s
+        options = options or PriorityOptions()
+        self._aging_s = options.aging_s
+        self._levels = options.aging_levels
+        if options.aging_s is not None:
+            self.starvation_bound_s = 2 * options.aging_levels * options.aging_s
 
     def key(self, request: RequestView) -> float:
-        return request.priority + request.arrival_time * self._levels_per_second
+        if self._aging_s is None:
+            return request.priority
+        return max(-self._levels, min(request.priority, self._levels)) + request.arrival_time / self._aging_s
 
     def victim(self, running: Sequence[RequestView], needing: RequestView) -> RequestView | None:  # noqa: ARG002
         return max(running, key=lambda request: (self.key(request), request.sequence_number))
@@ -50,4 +63,4 @@ class PriorityPolicy(OrderedPolicy):
 
 @hookimpl
 def llmkit_scheduler_policy(options: PriorityOptions | None) -> SchedulerPolicy:
-    return PriorityPolicy(options.aging_s if options else None)
+    return PriorityPolicy(options)

@@ -59,12 +59,12 @@ class Accounts:
             account = self._accounts[user] = Account(self._floor(), self._shares.get(user, 1.0))
         return account
 
-    def add(self, user: str, request: RequestView, *, lift: bool) -> None:
-        """A request of `user` waits. With `lift`, a user of whom none waited is lifted to the least of those that wait
-        or, if there are none, of the one of whom a request has waited last."""
+    def add(self, user: str, request: RequestView) -> None:
+        """A request of `user` waits. A user of whom none waited is lifted to the least of those that wait or, if there
+        are none, of the one of whom a request has waited last."""
         account = self.get(user)
         before = len(account.waiting)
-        if lift and not before:
+        if not before:
             account.counter = max(account.counter, self._floor())
         account.waiting.add(request)
         self.num_waiting += len(account.waiting) - before

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from llmkit.hookspecs.connector import LoadOffer, TransferPlan, TransferReport
-from llmkit.testing import connectors
+from llmkit.testing import connector_rig
 from llmkit.testing.conformance import connector_suite as suite
-from llmkit.testing.connectors import ConnectorRig
+from llmkit.testing.connector_rig import ConnectorRig
 from llmkit.testing.memory_connector import MemoryConnector, MemoryScheduler, MemoryStore, MemoryWorker
 
 CHECKS = [name for name in vars(suite) if name.startswith("test_")]
@@ -207,6 +207,6 @@ ENGINE = "test_a_whole_engine_answers_as_without_it"
     ids=lambda value: value if isinstance(value, str) else "-".join(half.__name__ for half in value.values()),
 )
 def test_a_wrong_one_is_noticed(check, halves, monkeypatch):
-    monkeypatch.setattr(connectors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connector_rig, "PATIENCE_S", 0.2)
     with pytest.raises((AssertionError, AttributeError, KeyError, PicklingError)):
         run(check, connector_of(**halves))

@@ -11,7 +11,9 @@ import pytest
 
 from llmkit.testing.conformance import scheduler_suite as suite
 from llmkit.testing.hostile_policy import HostilePolicy
+from llmkit_schedulers.fair import FairOptions, FairPolicy
 from llmkit_schedulers.fcfs import FcfsPolicy
+from llmkit_schedulers.priority import PriorityOptions, PriorityPolicy
 
 
 class Forgetful(FcfsPolicy):
@@ -96,6 +98,13 @@ class Starving(FcfsPolicy):
         return request.priority
 
 
+class Unfair(FcfsPolicy):
+    """Claims what only shares per user give."""
+
+    def service_bound(self, longest_prompt, batch_tokens):
+        return FairPolicy().service_bound(longest_prompt, batch_tokens)
+
+
 class Slow(FcfsPolicy):
     def peek(self):
         waiting = sorted(self._waiting, key=lambda request: request.sequence_number)
@@ -123,6 +132,10 @@ BROKEN = {
     ByAddress: {"test_the_same_history_gives_the_same_steps"},
     YoungestFirst: {"test_nobody_waits_longer_than_is_claimed"},
     Starving: {"test_nobody_waits_longer_than_is_claimed"},
+    Unfair: {
+        "test_users_who_wait_are_served_alike_as_far_as_is_claimed",
+        "test_who_comes_back_waits_as_long_as_is_claimed",
+    },
     Slow: {"test_many_waiting_requests_cost_little"},
     FailsWhenServed: {"test_answers_keep_to_the_contract"},
 }
@@ -169,5 +182,15 @@ def test_every_check_is_tried_on_something_broken():
 
 
 @pytest.mark.parametrize("name", [name for name in vars(suite) if name.startswith("test_")])
-def test_a_good_policy_passes(name):
-    assert not fails(name, FcfsPolicy)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        FcfsPolicy,
+        FairPolicy,
+        lambda: FairPolicy(FairOptions(input_token_weight=3, output_token_weight=1, weights={"b": 0.5})),
+        lambda: PriorityPolicy(PriorityOptions(aging_s=2, aging_levels=5)),
+    ],
+    ids=["fcfs", "fair", "fair, weighted", "priority, aging"],
+)
+def test_a_good_policy_passes(name, policy):
+    assert not fails(name, policy)

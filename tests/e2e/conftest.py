@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmkit import LLM, RequestOutput, SamplingParams
+from llmkit import LLM, CompletionOutput, RequestOutput, SamplingParams
 
 HERE = Path(__file__).parent
 
@@ -108,14 +108,18 @@ def check_golden(golden: list[dict[str, Any]]) -> Callable[..., None]:
         assert len(outputs) == len(golden[part])
         for item, output in zip(golden[part], outputs, strict=True):
             assert output.error is None
-            answer, expected = output.outputs[0], item["output_token_ids"]
-            pairs = enumerate(zip(answer.token_ids, expected, strict=False))
-            differs = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
-            if differs is not None:
-                assert item["top2_margin"][differs] < 1e-3, (item["prompt"], differs)
-                continue
-            assert answer.token_ids == expected
-            assert (answer.finish_reason, answer.text) == (item["finish_reason"], item["text"])
+            for answer in output.outputs:
+                check_answer(answer, item)
+
+    def check_answer(answer: CompletionOutput, item: dict[str, Any]) -> None:
+        expected = item["output_token_ids"]
+        pairs = enumerate(zip(answer.token_ids, expected, strict=False))
+        differs = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
+        if differs is not None:
+            assert item["top2_margin"][differs] < 1e-3, (item["prompt"], differs)
+            return
+        assert answer.token_ids == expected
+        assert (answer.finish_reason, answer.text) == (item["finish_reason"], item["text"])
 
     return check
 

@@ -1,8 +1,21 @@
-"""20 greedy continuations of the reference in float32, token for token, whatever the engine does around them."""
+"""20 greedy continuations of the reference in float32, token for token, whatever the engine does around them.
+
+Where the scheduler differs, some of them by default; all 20 with LLMKIT_DEEP_TESTS=1.
+"""
 
 from __future__ import annotations
 
+import os
+
+import msgspec
 import pytest
+
+DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
+
+
+def part_of(every: int, first: int = 0) -> slice:
+    """Every so manieth prompt by default."""
+    return slice(None) if DEEP else slice(first, None, every)
 
 
 def test_all_in_one_batch_and_again_from_the_prefix_cache(llm, golden_prompts, golden_params, check_golden):
@@ -29,8 +42,6 @@ def test_tokenizer_and_chat_template_make_the_same_prompts(llm, golden):
 
 
 def test_logprobs_of_the_golden_tokens(llm, golden, golden_prompts, golden_params):
-    import msgspec
-
     params = msgspec.structs.replace(golden_params, logprobs=1)
     for item, output in zip(golden, llm.generate(golden_prompts, params), strict=True):
         logprobs = [entry.logprobs[0] for entry in output.outputs[0].logprobs]
@@ -57,7 +68,7 @@ def test_a_pool_so_small_that_requests_are_preempted(make_llm, golden_prompts, g
 
 
 def test_a_pool_so_small_that_requests_are_swapped(make_llm, golden_prompts, golden_params, check_golden):
-    part = slice(None, None, 2)
+    part = part_of(2)
     llm = make_llm(num_blocks=20, max_model_len=256, scheduler="classic")
     check_golden(llm.generate(golden_prompts[part], golden_params), part)
     stats = llm.stats()
@@ -67,12 +78,25 @@ def test_a_pool_so_small_that_requests_are_swapped(make_llm, golden_prompts, gol
 
 @pytest.mark.parametrize(("name", "first"), [("priority", 0), ("fair", 1), ("srtf", 2)])
 def test_other_schedulers(make_llm, golden_prompts, golden_params, check_golden, name, first):
-    """A third of the prompts each, in so small a pool that who yields matters."""
-    part = slice(first, None, 3)
+    """In so small a pool that who yields matters; a third of the prompts each by default."""
+    part = part_of(3, first)
     prompts = golden_prompts[part]
     llm = make_llm(num_blocks=17, max_model_len=256, scheduler=name)
     users, priorities = [f"user-{i % 3}" for i in range(len(prompts))], [i % 4 for i in range(len(prompts))]
     check_golden(llm.generate(prompts, golden_params, user=users, priority=priorities), part)
+    stats = llm.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_policy_faults == 0
+
+
+@pytest.mark.parametrize("name", ["classic", *(["fcfs", "priority", "fair", "srtf"] if DEEP else [])])
+def test_two_answers_to_each(make_llm, golden_prompts, golden_params, check_golden, name):
+    """Greedy ones are the same, also where they are preempted; a fifth of the prompts by default."""
+    part = part_of(5)
+    llm = make_llm(num_blocks=17, max_model_len=256, scheduler=name)
+    outputs = llm.generate(golden_prompts[part], msgspec.structs.replace(golden_params, n=2))
+    assert [len(output.outputs) for output in outputs] == [2] * len(outputs)
+    check_golden(outputs, part)
     stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.num_policy_faults == 0

@@ -123,7 +123,7 @@ class TestCharging:
         policy.add(Waiting(1, user="late"))
         assert self.counter(policy, "late") == 52
 
-    def test_a_preempted_request_does_not_lift_its_user(self):
+    def test_who_only_had_a_request_running_has_saved_up_nothing_when_it_is_preempted(self):
         policy = build()
         low, high = Waiting(0, user="low"), Waiting(1, user="high", num_prompt_tokens=100)
         for view in (low, high):
@@ -131,7 +131,8 @@ class TestCharging:
         policy.pop(), policy.pop()
         policy.add(Waiting(2, user="high"))
         policy.requeue(low)
-        assert self.counter(policy, "low") == 1
+        assert self.counter(policy, "low") == self.counter(policy, "high") == 100
+        assert policy.peek() is low
 
     def test_who_has_got_most_yields_the_youngest(self):
         policy = build()
@@ -146,7 +147,7 @@ class TestAccounts:
         accounts = Accounts({})
         for i in range(30_000):
             view = Waiting(i)
-            accounts.add(f"user-{i}", view, lift=True)
+            accounts.add(f"user-{i}", view)
             account = accounts.least()
             accounts.remove(account, view)
             account.counter += i % 7
@@ -162,7 +163,7 @@ class TestAccounts:
             what = draw.random()
             if what < 0.4:
                 view = Waiting(number)
-                accounts.add(user, view, lift=draw.random() < 0.7)
+                accounts.add(user, view)
                 waiting.setdefault(user, []).append(view)
             elif what < 0.7:
                 accounts.get(user).counter += draw.randrange(5)
@@ -170,7 +171,7 @@ class TestAccounts:
                 view = waiting[user].pop(draw.randrange(len(waiting[user])))
                 accounts.remove(accounts.find(user), view)
                 if draw.random() < 0.3:
-                    accounts.add(user, view, lift=False)
+                    accounts.add(user, view)
                     waiting[user] = sorted([*waiting[user], view], key=lambda one: one.sequence_number)
             expected = min(
                 ((accounts.find(user).counter, views[0].sequence_number) for user, views in waiting.items() if views),

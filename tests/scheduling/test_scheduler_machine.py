@@ -22,7 +22,7 @@ from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.classic import ClassicPolicy
 from llmkit_schedulers.fair import FairPolicy
 from llmkit_schedulers.fcfs import FcfsPolicy
-from llmkit_schedulers.priority import PriorityPolicy
+from llmkit_schedulers.priority import PriorityOptions, PriorityPolicy
 from llmkit_schedulers.srtf import SrtfPolicy
 
 DEEP = os.environ.get("LLMKIT_DEEP_TESTS") == "1"
@@ -250,7 +250,7 @@ def machine(name, policy, connector=lambda _: None):
 
 TestFcfs = machine("Fcfs", lambda _: FcfsPolicy())
 TestSwapping = machine("Swapping", lambda _: swapping(FcfsPolicy()))
-TestPriority = machine("Priority", lambda seed: PriorityPolicy(None if seed % 2 else 2.0))
+TestPriority = machine("Priority", lambda seed: PriorityPolicy(PriorityOptions(aging_s=None if seed % 2 else 2.0)))
 TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 2))
 TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
 TestOthers = machine("Others", lambda seed: (FairPolicy, ClassicPolicy, SrtfPolicy)[seed % 3]())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from llmkit.hookspecs.markers import hookspec
@@ -85,6 +85,24 @@ class Load:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceBound:
+    """A claim about what users are served, which the conformance suite checks.
+
+    Service is counted in weighted tokens: `prompt_token` for each token of a prompt when its request first enters,
+    `output_token` for each token of an answer when it is there, divided by the user's weight (1 unless `weights` says
+    so). most_apart: while two users both have requests waiting, what they get in that time differs by no more.
+    most_ahead: between the arrival of a request whose user had none waiting or running and its entering, each other
+    user gets no more than this on average.
+    """
+
+    prompt_token: float
+    output_token: float
+    most_apart: float
+    most_ahead: float
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
 class SchedulerPolicy(ABC):
     """The waiting queue and three choices. Called from the engine's step loop only, never concurrently.
 
@@ -138,6 +156,14 @@ class SchedulerPolicy(ABC):
     def chunk(self, request: RequestView, offered: int) -> int:
         """How many of the `offered` prompt tokens to compute in this step, 1..offered; values outside are clipped."""
         return offered
+
+    def service_bound(self, longest_prompt: int, batch_tokens: int) -> ServiceBound | None:
+        """What this policy claims about the shares of users. None: nothing.
+
+        longest_prompt: tokens of the longest prompt. batch_tokens: what the requests that run at a time may come to at
+        their ends, prompts and answers.
+        """
+        return None
 
     def served(  # noqa: B027 - need not be defined
         self, requests: Sequence[RequestView], num_prompt_tokens: Sequence[int], num_output_tokens: Sequence[int]

@@ -11,7 +11,8 @@ import pytest
 from llmkit.hookspecs.connector import Connector, LoadOffer, Retention, TransferReport, WorkerContext
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
 from llmkit.testing.conformance.target import Conformance
-from llmkit.testing.connectors import ConnectorRig, check_connector, random_layout
+from llmkit.testing.connector_rig import ConnectorRig
+from llmkit.testing.connectors import check_connector, random_layout
 
 NEVER_OFFERS = "it offers nothing of what was stored, so there is no load to check"
 
@@ -123,10 +124,10 @@ def test_aborted_while_loading(rigs: Any) -> None:
     rig.finish(sequence)
     rig.until(lambda: load.load_id not in rig.pending)
     for block in blocks:
-        rig.write(block, None)
-    before = [rig.pages(0, block).clone() for block in blocks]
+        rig.cache.write(block, None)
+    before = [rig.cache.pages(0, block).clone() for block in blocks]
     rig.serve(prompt(3))
-    assert all((rig.pages(0, block) == kept).all() for block, kept in zip(blocks[:1], before[:1], strict=True))
+    assert all((rig.cache.pages(0, block) == kept).all() for block, kept in zip(blocks[:1], before[:1], strict=True))
 
 
 def test_evicted_while_it_is_looked_at(rigs: Any) -> None:

@@ -16,6 +16,7 @@ from llmkit.hookspecs.scheduler import Load, RequestView, SchedulerPolicy
 from llmkit.scheduling.plan import StepPlan
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.scheduling import SchedulingHarness, check_policy
+from llmkit.testing.service import LONGEST_ANSWER, LONGEST_PROMPT, ServiceRun
 from llmkit.testing.waiting_requests import FakeRequestView, drain
 
 MANY = 10_000
@@ -261,6 +262,41 @@ def test_nobody_waits_longer_than_is_claimed(conformance: Conformance) -> None:
         late = [view for view in entered if view is not modest and view.arrival_time > bound]
         assert modest in entered, "it never enters"
         assert not late, f"{len(late)} that arrived more than {bound:g} s later entered before it"
+
+
+@pytest.mark.parametrize("num_blocks", [18, 9])
+def test_users_who_wait_are_served_alike_as_far_as_is_claimed(conformance: Conformance, num_blocks: int) -> None:
+    """One user asks for much at once, then another; with room for all that run, and so little that some yield."""
+    run = ServiceRun(conformance.create(), num_blocks)
+    if run.bound is None:
+        pytest.skip("no bound is claimed")
+    draw = random.Random(num_blocks)
+    for user, least in (("a", LONGEST_ANSWER // 2), ("b", 1)):
+        for _ in range(40):
+            run.add(user, draw.randint(1, LONGEST_PROMPT), draw.randint(least, LONGEST_ANSWER))
+    ahead = []
+    while run.waits("a") and run.waits("b"):
+        ahead.append(run.served["a"] - run.served["b"])
+        run.step()
+    apart = max(ahead) - min(ahead)
+    assert apart <= run.bound.most_apart, f"they are served {apart:g} apart, {run.bound.most_apart:g} is claimed"
+
+
+@pytest.mark.parametrize("num_blocks", [18, 9])
+def test_who_comes_back_waits_as_long_as_is_claimed(conformance: Conformance, num_blocks: int) -> None:
+    run = ServiceRun(conformance.create(), num_blocks)
+    if run.bound is None:
+        pytest.skip("no bound is claimed")
+    draw = random.Random(num_blocks)
+    for number in range(80):
+        run.add("ab"[number % 2], draw.randint(1, LONGEST_PROMPT), draw.randint(1, LONGEST_ANSWER))
+    for _ in range(30):
+        run.step()
+    back, before = run.add("c", LONGEST_PROMPT, LONGEST_ANSWER), sum(run.served.values())
+    while not run.entered(back):
+        run.step()
+        ahead = sum(run.served.values()) - run.served["c"] - before
+        assert ahead <= 2 * run.bound.most_ahead, f"the two others were served {ahead:g} before it entered"
 
 
 def test_many_waiting_requests_cost_little(policy: SchedulerPolicy) -> None:
