@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs import Environment, PluginInfo, hookimpl
     from llmkit.registry import Registry
     from llmkit.requests.logprobs import PositionLogprobs
-    from llmkit.requests.output import CompletionOutput, RequestOutput
+    from llmkit.requests.output import CompletionOutput, EmbeddingOutput, RequestOutput
     from llmkit.requests.sampling_params import OutputKind, SamplingParams
 
 __version__ = "0.1.0"
@@ -39,6 +39,7 @@ _HOMES = {
     "AsyncLLM": "llmkit.frontend.async_llm",
     "CompletionOutput": "llmkit.requests.output",
     "ConfigError": "llmkit.errors",
+    "EmbeddingOutput": "llmkit.requests.output",
     "EngineClosedError": "llmkit.errors",
     "EngineConfig": "llmkit.config",
     "EngineDeadError": "llmkit.errors",
@@ -68,6 +69,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EngineClosedError",
     "EngineConfig",
     "EngineDeadError",

@@ -66,6 +66,11 @@ class RequestTimeoutError(RequestFailedError, TimeoutError):
     """A request was not done within the time that its caller gave it."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that a device has no memory left: our own error, or torch's, which is not imported here."""
+    return isinstance(error, OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 def renewed(error: EngineError) -> EngineError:
     """The same error once more, for another caller: raising one object many times piles up their tracebacks in it."""
     return type(error)(error.message, hint=error.hint)

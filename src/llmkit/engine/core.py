@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmkit.engine.stats import EngineStats, StepStats
-from llmkit.errors import EngineClosedError, EngineError, described
+from llmkit.errors import EngineClosedError, EngineError, described, is_out_of_memory
 from llmkit.hookspecs.executor import Executor, StepHandle
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.timings import CallTiming
@@ -68,6 +68,7 @@ class EngineCore:
         self._on_finished = _hooks(observers, "llmkit_request_finished")
         self._num_steps = 0
         self._num_failed_steps = 0
+        self._num_out_of_memory = 0
         self._closed = False
         self.on_plan: Callable[[StepPlan], None] | None = None
         """Told of every plan before it is carried out."""
@@ -173,6 +174,8 @@ class EngineCore:
             num_unfinished=scheduler.num_unfinished,
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
+            num_out_of_memory=self._num_out_of_memory,
+            token_budget=scheduler.token_budget.limit,
             num_preemptions=scheduler.num_preemptions,
             num_loading=scheduler.transfers.num_waiting,
             num_loads=loads.num_loads,
@@ -221,7 +224,7 @@ class EngineCore:
             self._in_flight.append(_Submitted(plan, handle, error, planned - start))
 
     def _wait(self, submitted: _Submitted) -> StepResult | None:
-        """The result of a step; None if it failed, its requests having been ended."""
+        """The result of a step; None if it failed: its requests have been ended, or wait again if memory was short."""
         try:
             if submitted.handle is not None:
                 result = submitted.handle.result()
@@ -232,9 +235,17 @@ class EngineCore:
         except Exception as raised:
             error = raised
         assert error is not None
-        logger.error("step %d failed", submitted.plan.step, exc_info=error)
-        self._fail(submitted.plan, f"The step failed: {described(error)}", ran=submitted.handle is not None)
+        self._failed(submitted.plan, error, ran=submitted.handle is not None)
         return None
+
+    def _failed(self, plan: StepPlan, error: Exception, *, ran: bool) -> None:
+        if is_out_of_memory(error) and self.scheduler.out_of_memory(plan, ran=ran):
+            self._num_out_of_memory += 1
+            message = "step %d found no memory for %d tokens, which are computed again, at most %d in a step: %s"
+            logger.warning(message, plan.step, plan.num_tokens, self.scheduler.token_budget.limit, described(error))
+            return
+        logger.error("step %d failed", plan.step, exc_info=error)
+        self._fail(plan, f"The step failed: {described(error)}", ran=ran)
 
     def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:
         self._num_steps += plan.num_rows > 0

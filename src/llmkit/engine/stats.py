@@ -39,8 +39,9 @@ class StepStats:
 class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
-    num_unfinished: requests taken in that have not ended. num_compiling: requests that wait for their grammar.
-    num_loading: requests that wait for the connector. num_loads, num_failed_loads: loads that have ended.
+    num_out_of_memory: steps that found no memory and were done again in smaller ones. token_budget: tokens that a step
+    may compute now. num_unfinished: requests taken in that have not ended. num_compiling: requests that wait for their
+    grammar. num_loading: requests that wait for the connector. num_loads, num_failed_loads: loads that have ended.
     external_query_tokens: prompt tokens that the prefix cache did not have and a connector was asked for.
     external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin that was at fault since
     the engine has started → how often, whether it is still asked, and the last fault.
@@ -69,6 +70,8 @@ class EngineStats:
     num_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_compiling: int = 0
+    num_out_of_memory: int = 0
+    token_budget: int = 0
     connector: dict[str, float] = field(default_factory=dict)
     plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
 

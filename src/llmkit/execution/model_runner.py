@@ -12,6 +12,7 @@ import torch
 from llmkit.errors import EngineError
 from llmkit.execution.input_batch import InputBatch, StepInputs
 from llmkit.execution.kv_tensors import KVTensors
+from llmkit.execution.pooling import Pooler
 from llmkit.execution.prompt_scoring import PromptScorer
 from llmkit.execution.replay import StepReplayer
 from llmkit.layers.context import ForwardContext
@@ -58,6 +59,7 @@ class ModelRunner:
         self._replayer = StepReplayer(backend) if device.type == "cpu" else None
         self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
         self._prompt_scorer = PromptScorer(model, self._batch.token_ids, vocab_size)
+        self._pooler = Pooler()
         self.transfers: WorkerTransfers | None = None
 
     @property
@@ -97,7 +99,8 @@ class ModelRunner:
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
-        recorded = self._replayer.begin(inputs, metadata) if self._replayer and backend is self._backend else None
+        replayer = None if self._pooler.wants_any or backend is not self._backend else self._replayer
+        recorded = replayer.begin(inputs, metadata) if replayer is not None else None
         if recorded is not None:
             metadata = recorded.metadata
         context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
@@ -106,13 +109,16 @@ class ModelRunner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)
+        self._pooler.pool(plan, hidden, result)
         if len(inputs.sampling_rows):
             self._sample(plan, inputs, hidden, result)
 
     def _output_rows(self, inputs: StepInputs) -> torch.Tensor | None:
         """The tokens whose hidden states are read, if the others are worth leaving out of what nobody reads."""
         indices = inputs.logits_indices
-        if indices is None or self._prompt_scorer.wants_any or len(inputs.input_ids) - len(indices) < WORTH_LEAVING_OUT:
+        if indices is None or self._prompt_scorer.wants_any or self._pooler.wants_any:
+            return None
+        if len(inputs.input_ids) - len(indices) < WORTH_LEAVING_OUT:
             return None
         return indices if len(indices) else torch.zeros(1, dtype=torch.int64, device=indices.device)
 
@@ -120,10 +126,12 @@ class ModelRunner:
         for slot in plan.removed_slots:
             self._sampler.remove(slot)
             self._prompt_scorer.remove(slot)
+            self._pooler.remove(slot)
         for row in plan.added:
             self._batch.add(row)
             self._sampler.add(row)
             self._prompt_scorer.add(row)
+            self._pooler.add(row)
         for change in plan.block_updates:
             self._batch.update(change)
         self._kv.swap(plan.swaps_out, plan.swaps_in)

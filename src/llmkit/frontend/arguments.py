@@ -44,7 +44,14 @@ def input_processor(prepared: PreparedModel) -> InputProcessor:
     )
     default_sampling_params(generation, {})  # a bad value in the model's file is a start-up error
     assert config.model.max_model_len is not None
-    limits = ModelLimits(vocab_size, config.model.max_model_len, config.execution.max_logprobs, eos)
+    hidden_size = source.config.get("hidden_size")
+    limits = ModelLimits(
+        vocab_size,
+        config.model.max_model_len,
+        config.execution.max_logprobs,
+        eos,
+        hidden_size if isinstance(hidden_size, int) else None,
+    )
     template = _chat_template(config.model.chat_template, tokenizer)
     return InputProcessor(limits, tokenizer, template, prepared.grammars, config.structured.max_whitespace)
 

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from llmkit.config import EngineConfig
 from llmkit.engine.async_client import EngineHealth, start_async_client
+from llmkit.errors import RequestFailedError
 from llmkit.frontend.arguments import engine_config, input_processor, render_arguments
 from llmkit.frontend.async_request_loop import AsyncRequestLoop
 from llmkit.frontend.async_submission import Submission
+from llmkit.frontend.embedding import EmbeddingParams
 from llmkit.frontend.generation_defaults import default_sampling_params
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits
 from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.prompts import Prompt, RequestOptions
-from llmkit.requests.output import RequestOutput
+from llmkit.requests.message import Pooling
+from llmkit.requests.output import EmbeddingOutput, RequestOutput
 from llmkit.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -127,6 +130,26 @@ class AsyncLLM:
         }
         prompt = {"messages": messages}
         return self.generate(prompt, sampling_params, options=options, timeout=timeout, chat_arguments=arguments)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        options: RequestOptions | None = None,
+        timeout: float | None = None,
+    ) -> EmbeddingOutput:
+        """The embedding of one prompt, see `LLM.embed`; batched with whatever else runs. A task that is cancelled while
+        it waits aborts it. Raises as `submit` does, and RequestFailedError or RequestTimeoutError."""
+        self._loop.check_open()
+        params = EmbeddingParams(pooling, normalize, dimensions)
+        submission = self._loop.submit(self._inputs.prepare_embedding(prompt, params, options), timeout)
+        await submission.first()
+        async for output in submission:
+            return params.output(output)
+        raise RequestFailedError("the request ended without an answer.")
 
     def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids of their outputs; their readers get what there is, with finish reason "abort"."""

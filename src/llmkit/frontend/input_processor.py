@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,22 +20,28 @@ from llmkit.frontend.transfer_params import checked_transfer_params
 from llmkit.grammars.constraints import grammar_request
 from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import EngineRequest
-from llmkit.requests.sampling_params import SamplingParams
+from llmkit.requests.sampling_params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from llmkit.frontend.embedding import EmbeddingParams
     from llmkit.grammars.backends import GrammarBackends
 
 MAX_REQUEST_ID_CHARS = 256
 
+_SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
+"""Samples nothing."""
+
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What the checks need to know of the model and the engine, in tokens. eos_token_ids end every answer."""
+    """What the checks need to know of the model and the engine, in tokens. eos_token_ids end every answer.
+    hidden_size: numbers of an embedding; None: not known before there is one."""
 
     vocab_size: int
     max_model_len: int
     max_logprobs: int = 20
     eos_token_ids: frozenset[int] = frozenset()
+    hidden_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,18 @@ class InputProcessor:
             grammar=self._grammar_task(params) if max_tokens > 0 else None,
         )
         return PreparedRequest(request, request_id, text)
+
+    def prepare_embedding(
+        self, prompt: Any, params: EmbeddingParams, options: RequestOptions | None = None
+    ) -> PreparedRequest:
+        """`prepare` for a prompt that is to be embedded. Raises InvalidRequestError naming the field."""
+        params.check(self.limits.hidden_size)
+        prepared = self.prepare(prompt, _SCORING, options)
+        sampling = msgspec.structs.replace(prepared.engine_request.sampling_params, prompt_logprobs=None, max_tokens=1)
+        request = msgspec.structs.replace(
+            prepared.engine_request, sampling_params=sampling, pooling=params.pooling, max_tokens=0
+        )
+        return replace(prepared, engine_request=request)
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """A seed where there is none, and the vocabulary's size for -1 log-probabilities."""

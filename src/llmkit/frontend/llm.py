@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from llmkit.config import EngineConfig
 from llmkit.engine.client import EngineClient, InlineClient
 from llmkit.errors import EngineClosedError, EngineError, InvalidRequestError
 from llmkit.frontend.arguments import engine_config, input_processor, render_arguments
+from llmkit.frontend.embedding import EmbeddingParams
 from llmkit.frontend.generation_defaults import default_sampling_params
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import OutputProcessor
@@ -27,7 +29,8 @@ from llmkit.frontend.prompts import (
     options_each,
 )
 from llmkit.frontend.request_loop import RequestLoop
-from llmkit.requests.output import RequestOutput
+from llmkit.requests.message import Pooling
+from llmkit.requests.output import EmbeddingOutput, RequestOutput
 from llmkit.requests.sampling_params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -154,6 +157,35 @@ class LLM:
         prepared = self._inputs.prepare(one, params, merged, chat_arguments=arguments)
         return self._running().stream(prepared)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Embeddings of one or several prompts, in their order, from the decoder's hidden states after its last norm.
+
+        pooling: "last": that of the prompt's last token; "mean": the mean over all its tokens, which are then computed
+        even where the prefix cache has them. normalize: to length 1. dimensions: keep so many of the first numbers;
+        None: all. options, use_tqdm: as in `generate`.
+
+        Raises InvalidRequestError before anything runs, RequestFailedError if one of them fails later.
+        """
+        params = EmbeddingParams(pooling, normalize, dimensions)
+        many = [prompts] if is_one_prompt(prompts) else list(_sequence(prompts))
+        if not many:
+            raise InvalidRequestError("prompts must not be empty.", param="prompt")
+        self._running()
+        prepared = []
+        for i, (prompt, one) in enumerate(zip(many, options_each(options, len(many)), strict=True)):
+            with _numbered("prompts", i, len(many)):
+                prepared.append(self._inputs.prepare_embedding(prompt, params, one))
+        return [params.output(answer) for answer in self._run(prepared, use_tqdm)]
+
     def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What `generate` uses without parameters: temperature, top_p, top_k, min_p, repetition_penalty and
         max_new_tokens of the model's generation_config.json, where it has them; `changes` replace fields."""
@@ -245,19 +277,13 @@ class LLM:
         prepared = []
         resolved: dict[int, SamplingParams] = {}
         for i, prompt in enumerate(prompts):
-            try:
+            with _numbered("prompts" if chat_arguments is None else "messages", i, len(prompts)):
                 given = params_each[i]
                 if id(given) not in resolved:
                     resolved[id(given)] = self._params(given, OutputKind.FINAL_ONLY)
                 prepared.append(
                     self._inputs.prepare(prompt, resolved[id(given)], options[i], chat_arguments=chat_arguments)
                 )
-            except InvalidRequestError as error:
-                if len(prompts) == 1:
-                    raise
-                what = "prompts" if chat_arguments is None else "messages"
-                message = f"{what}[{i}]: {error.message}"
-                raise InvalidRequestError(message, param=error.param, hint=error.hint) from error
         return prepared
 
     def _run(self, prepared: list[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
@@ -277,6 +303,18 @@ def _start(
 
     engine = start_engine(prepared, progress)
     return engine, InlineClient(engine)
+
+
+@contextmanager
+def _numbered(what: str, number: int, count: int) -> Iterator[None]:
+    """Say in the message of an InvalidRequestError which of several prompts it is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if count == 1:
+            raise
+        message = f"{what}[{number}]: {error.message}"
+        raise InvalidRequestError(message, param=error.param, hint=error.hint) from error
 
 
 def _sequence(values: Any) -> Sequence[Any]:

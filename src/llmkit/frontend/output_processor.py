@@ -40,6 +40,7 @@ class RequestState:
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     error_param: str | None = None
+    embedding: list[float] | None = None
 
     @property
     def finished(self) -> bool:
@@ -76,6 +77,7 @@ class RequestState:
             kv_transfer_params=self.kv_transfer_params,
             error=self.error,
             error_param=self.error_param,
+            embedding=self.embedding,
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -169,6 +171,8 @@ class OutputProcessor:
             state.metrics.last_token_time = now
         if state.kv_transfer_params is None:
             state.kv_transfer_params = output.kv_transfer_params
+        if output.embedding is not None:
+            state.embedding = output.embedding
         if output.error is not None:
             state.error, state.error_param = output.error, output.error_param
         answer = state.answers[output.index]

@@ -15,6 +15,7 @@ from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
 
 
 class PriorOutput(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +35,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     grammar: what constrains the text; None if nothing does.
     prior_outputs: what an earlier engine has produced, one entry for each sequence, or none at all; every sequence that
     has not ended goes on after its tokens. num_prior_prompt_logprobs: prompt positions whose entries it has told.
-    kv_transfer_params: for the connector.
+    kv_transfer_params: for the connector. pooling: the prompt's embedding is wanted, made of its last hidden state or
+    the mean of all; max_tokens is 0 then.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     grammar: GrammarTask | None = None
     prior_outputs: tuple[PriorOutput, ...] = ()
     num_prior_prompt_logprobs: int = 0
+    pooling: Pooling | None = None
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
@@ -65,7 +68,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     complete, so the last token belongs to it although finish_reason is "stop".
     first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
     first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the
-    connector wants the client to have, with the end of a sequence.
+    connector wants the client to have, with the end of a sequence. embedding: of the prompt, with its end.
     """
 
     request_id: str
@@ -82,6 +85,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
     kv_transfer_params: dict[str, Any] | None = None
+    embedding: list[float] | None = None
 
 
 def refusal_outputs(request: EngineRequest, error: str, param: str | None) -> list[EngineOutput]:

@@ -52,6 +52,7 @@ class RequestOutput:
     num_cached_tokens: prompt tokens that the prefix cache held, or a connector has loaded. kv_transfer_params: what the
     connector wants the client to have, of the first sequence that ended with any.
     error: what went wrong, with finish reason "error"; error_param: the field of the request that is to blame.
+    embedding: of the prompt, as the model made it, for a request that asked for one.
     """
 
     request_id: str
@@ -66,6 +67,17 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     error_param: str | None = None
+    embedding: list[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of one prompt. num_cached_tokens: prompt tokens that the prefix cache held."""
+
+    request_id: str
+    embedding: list[float]
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

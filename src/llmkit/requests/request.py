@@ -187,6 +187,11 @@ class Request:
         )
 
     @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every prompt token has to be computed, so that one found in the cache is of no use."""
+        return self.wants_prompt_logprobs or self.request.pooling == "mean"
+
+    @property
     def forkable(self) -> bool:
         """Whether siblings can be forked from it: it holds blocks, and its prompt has been committed to them."""
         return self.has_sampled and self.capacity > 0 and not self.num_preemptions

@@ -218,6 +218,19 @@ class Lifecycle:
             self.num_swaps_missed += self._queue.swaps
             self._memory.free(request)
             request.num_computed_tokens = 0
+        self._wait_again(request)
+
+    def preempt_for_memory(self, request: Request) -> None:
+        """Let a running request wait and be computed again, as the device had no memory for its step: what that step
+        and those behind it compute for it is not taken."""
+        self._transfers.preempted(request)
+        self._running.leave(request)
+        self._memory.free(request)
+        request.num_computed_tokens = 0
+        request.valid_after = request.last_step
+        self._wait_again(request)
+
+    def _wait_again(self, request: Request) -> None:
         request.status = RequestStatus.WAITING
         request.num_expected_tokens = len(request.token_ids)
         request.num_preemptions += 1

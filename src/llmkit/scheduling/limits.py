@@ -74,6 +74,8 @@ class Limits:
             )
         if prior and all(output.finish_reason is not None for output in prior):
             raise InvalidRequestError("Every sequence of the request has ended already.", param="n")
+        if request.pooling is not None and (request.max_tokens or request.sampling_params.n > 1):
+            raise InvalidRequestError("An embedding is made of one prompt, and nothing is generated.", param="pooling")
 
     def stop_at(self, request: EngineRequest) -> int:
         """Length at which each sequence of `request` ends with "length".

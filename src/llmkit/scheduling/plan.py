@@ -122,6 +122,7 @@ class StepResult:
     token_ids int32[n]: the sampled token of each plan row, -1 where the row did not sample.
     logprobs: plan row → entry of its sampled token, for rows that asked.
     prompt_logprobs: plan row → entries of the prompt positions that this step made known, in order.
+    embeddings: plan row → embedding of its prompt, float [hidden_size], for rows that asked and are done with it.
     failed: plan row → message, for rows whose result is unusable (e.g. NaN logits); only these fail.
     transfers: what the connector's worker halves have finished, merged; None without a connector. transfer_faults:
     what was wrong with them, in words.
@@ -131,5 +132,6 @@ class StepResult:
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    embeddings: dict[int, list[float]] = field(default_factory=dict)
     transfers: TransferReport | None = None
     transfer_faults: list[str] = field(default_factory=list)

@@ -14,6 +14,7 @@ from llmkit.scheduling.limits import Limits
 from llmkit.scheduling.plan_builder import PlanBuilder
 from llmkit.scheduling.running import RunningSet
 from llmkit.scheduling.sequence_memory import SequenceMemory, Start
+from llmkit.scheduling.token_budget import TokenBudget
 from llmkit.scheduling.transfers import Transfers
 
 WORTH_WAITING_FOR = 128  # tokens of a shared prefix: to compute fewer twice costs less than a step's delay
@@ -35,8 +36,10 @@ class Planner:
         memory: SequenceMemory,
         lifecycle: Lifecycle,
         transfers: Transfers,
+        budget: TokenBudget,
     ) -> None:
         self._limits = limits
+        self._budget = budget
         self._queue = queue
         self._running = running
         self._memory = memory
@@ -65,7 +68,7 @@ class Planner:
 
     def _choose(self) -> PlanBuilder:
         self._preempted = False
-        batch = PlanBuilder(self._limits.max_num_batched_tokens)
+        batch = PlanBuilder(self._budget.limit)
         if self._queue.mixes_prefill_and_decode:
             kinds = [(True, True)]
         else:
@@ -174,7 +177,7 @@ class Planner:
 
         It is then better off a step later. That cannot go on for ever, as each such step gets on with a prompt.
         """
-        if not self._memory.manager.prefix_caching or request.wants_prompt_logprobs:
+        if not self._memory.manager.prefix_caching or request.needs_whole_prompt:
             return False
         if self._memory.is_swapped(request):
             return False
@@ -266,8 +269,8 @@ class Planner:
         offered = min(pending, budget)
         if self._limits.chunked_prefill:
             return self._queue.chunk(request, offered) if pending > 1 else offered
-        # One that was preempted may have grown beyond the budget; it is cut all the same.
-        return 0 if offered < pending <= self._limits.max_num_batched_tokens else offered
+        # One that was preempted may have grown beyond the budget, or memory is short; it is cut all the same.
+        return 0 if offered < pending <= self._budget.limit else offered
 
     def _end_stuck(self, request: Request) -> None:
         """Nothing else holds blocks and still `request` finds no room."""

@@ -22,6 +22,7 @@ from llmkit.scheduling.planner import Planner
 from llmkit.scheduling.running import RunningSet
 from llmkit.scheduling.sequence_memory import SequenceMemory
 from llmkit.scheduling.step_results import StepResults
+from llmkit.scheduling.token_budget import TokenBudget
 from llmkit.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Scheduler:
                 "preempted requests will be computed again.",
                 type(policy).__name__,
             )
+        self.token_budget = TokenBudget(self.limits.max_num_batched_tokens)
         self._connect_parts()
         self._next_step = 0
         self.landed_step = -1
@@ -94,7 +96,9 @@ class Scheduler:
         self.transfers.bind(self.manager)
         self.memory = SequenceMemory(self.manager, self.transfers.holds.give_up_filled)
         self._lifecycle = Lifecycle(self.limits, self.queue, self.running, self.memory, self.transfers, self.grammars)
-        self._planner = Planner(self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers)
+        self._planner = Planner(
+            self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers, self.token_budget
+        )
         self._results = StepResults(self.memory, self._lifecycle, self.queue)
 
     @property
@@ -151,6 +155,7 @@ class Scheduler:
         nothing has changed then, and `fail` must follow."""
         self.take_report(plan, result)
         outputs = self._results.apply(plan, result)
+        self.token_budget.went_well()
         self.landed_step = plan.step
         return outputs
 
@@ -168,6 +173,18 @@ class Scheduler:
             self.transfers.never_ran(plan)
         self.take_report(plan, None)
         self.landed_step = plan.step
+
+    def out_of_memory(self, plan: StepPlan, *, ran: bool) -> bool:
+        """The oldest plan that has no result found no memory: its requests are computed again, in smaller steps. False,
+        with nothing changed, if there are none; `fail` must follow. ran: as for `fail`."""
+        if not self.token_budget.shrink(plan.num_tokens):
+            return False
+        self._results.compute_again(plan)
+        if not ran:
+            self.transfers.never_ran(plan)
+        self.take_report(plan, None)
+        self.landed_step = plan.step
+        return True
 
     def start_over(self, message: str) -> None:
         """Some call above was broken off, nobody knows how far it had got: every unfinished request ends with

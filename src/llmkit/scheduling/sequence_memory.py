@@ -105,6 +105,8 @@ class SequenceMemory:
     def swap_out(self, request: Request) -> bool:
         """Move the blocks of a running request to the host, with the next plan; False if there is no room."""
         computed = request.num_computed_tokens
+        if request.request.pooling is not None:
+            return False  # what was pooled of it is not kept
         if not computed or not self.manager.swap_out(request, computed):
             return False
         self._swapped[request] = None
@@ -140,8 +142,8 @@ class SequenceMemory:
         return found if found.num_computed_tokens > saved else Start(saved, swapped=True)
 
     def _look_up(self, request: Request) -> Start:
-        # Scores of prompt tokens come from computing them, so a prefix hit would lose them.
-        if request.wants_prompt_logprobs:
+        # Scores and means of prompt tokens come from computing them, so a prefix hit would lose them.
+        if request.needs_whole_prompt:
             return Start()
         hit = self.manager.lookup(request)
         return Start(hit.num_tokens, hit)

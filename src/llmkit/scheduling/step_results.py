@@ -80,7 +80,21 @@ class StepResults:
         for request in plan.requests:
             if request.status is not RequestStatus.FINISHED:
                 self._lifecycle.end_with_news(request, "error", message)
-        if plan.swaps_out:  # what it was to copy to the host may not be there
+        self._give_up_swaps(plan)
+
+    def compute_again(self, plan: StepPlan) -> None:
+        """The step of `plan` has computed nothing: its requests wait again, without blocks. Tokens that later steps,
+        already on their way, sample for them are not taken."""
+        for request in plan.requests:
+            if request.status is RequestStatus.RUNNING:
+                self._lifecycle.preempt_for_memory(request)
+            elif request.status is RequestStatus.WAITING and self._memory.is_swapped(request):
+                self._lifecycle.give_up_swapped(request)  # what this step was to write is missing there
+        self._give_up_swaps(plan)
+
+    def _give_up_swaps(self, plan: StepPlan) -> None:
+        """What a step that has failed was to copy to the host may not be there."""
+        if plan.swaps_out:
             for request in self._memory.swapped({host for _, host in plan.swaps_out}):
                 self._lifecycle.give_up_swapped(request)
 
@@ -111,6 +125,8 @@ class StepResults:
             output.prompt_logprobs = _owed(request, int(plan.num_computed[row]), entries or [])
         if samples:
             self._take_token(request, token, end, output)
+        elif request.request.pooling is not None and end >= request.num_prompt_tokens:
+            self._end_pooling(request, output, result.embeddings.get(row))
         elif not request.sampling and end >= request.num_prompt_tokens:
             self._end_scoring(request, output)
         return output if samples or output.prompt_logprobs or output.finish_reason else None
@@ -161,6 +177,14 @@ class StepResults:
         for sibling in list(request.group.pending):
             self._lifecycle.end_with_news(sibling, "length")
         output.kv_transfer_params = self._lifecycle.end(request, "length")
+
+    def _end_pooling(self, request: Request, output: EngineOutput, embedding: list[float] | None) -> None:
+        """A prompt has been embedded."""
+        output.embedding = embedding
+        output.finish_reason = "stop"
+        if embedding is None:
+            output.finish_reason, output.error = "error", "The step returned no embedding for this request."
+        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, output.error)
 
     def _stop(self, request: Request, token: int, output: EngineOutput) -> None:
         """End `request` if its last token, `token`, does: end-of-sequence and stop tokens, then length."""

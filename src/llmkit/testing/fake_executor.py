@@ -16,7 +16,7 @@ import numpy as np
 
 from llmkit.hookspecs.executor import Executor
 from llmkit.requests.logprobs import PositionLogprobs
-from llmkit.requests.message import EngineRequest
+from llmkit.requests.message import EngineRequest, Pooling
 from llmkit.scheduling.plan import AddedRow, IntArray, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -59,6 +59,19 @@ def fake_answer(prompt: Iterable[int], seed: int, num_tokens: int) -> list[int]:
     return answer
 
 
+def fake_embedding(prompt: Iterable[int], pooling: Pooling) -> list[float]:
+    """The fake model's embedding of a prompt."""
+    history, states = 0, []
+    for token in prompt:
+        history = next_hash(history, token)
+        states.append(_hidden_state(history))
+    return [states[-1] if pooling == "last" else sum(states) / len(states)]
+
+
+def _hidden_state(history: int) -> float:
+    return float(history % 1009)
+
+
 @dataclass(slots=True)
 class _Slot:
     """State of a slot as the plans so far have described it. hashes[p]: hash of the tokens up to position p.
@@ -74,6 +87,7 @@ class _Slot:
     tables: list[list[int]]
     hashes: list[int] = field(default_factory=list)
     lost: bool = False
+    pooled: float = 0.0
 
     def hashes_up_to(self, length: int) -> list[int]:
         for position in range(len(self.hashes), length):
@@ -217,6 +231,7 @@ class FakeExecutor(Executor):
             if plan.samples[row]:
                 result.token_ids[row] = self._sample(state, end, result, row, _mask(plan, row))
             _prompt_logprobs(state, starts[row], end, result, row)
+            _embed(state, starts[row], end, result, row)
         if self._failing_rows is not None:
             result.failed.update(self._failing_rows(plan))
         self.num_tokens_computed += plan.num_tokens
@@ -348,6 +363,16 @@ def _prompt_logprobs(state: _Slot, start: int, end: int, result: StepResult, row
     if state.request.sampling_params.prompt_logprobs is not None and start < state.num_prompt_tokens:
         known = state.tokens[start + 1 : min(end + 1, state.num_prompt_tokens)]
         result.prompt_logprobs[row] = [_logprobs(token) for token in known]
+
+
+def _embed(state: _Slot, start: int, end: int, result: StepResult, row: int) -> None:
+    pooling = state.request.pooling
+    if pooling is None:
+        return
+    state.pooled += sum(map(_hidden_state, state.hashes[start:end]))
+    if end >= state.num_prompt_tokens:
+        last = _hidden_state(state.hashes[end - 1])
+        result.embeddings[row] = [last if pooling == "last" else state.pooled / state.num_prompt_tokens]
 
 
 class _Ready:

@@ -50,6 +50,7 @@ class Answer:
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[PositionLogprobs | None] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    embedding: list[float] | None = None
 
 
 class SchedulingHarness:
@@ -136,11 +137,12 @@ class SchedulingHarness:
             "stop_token_ids": frozenset(params.get("stop_token_ids", ())),
             "arrival_time": float(len(self.requests)),
         }
+        sampled = 1 if fields.get("pooling") is not None else max_tokens
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
-            sampling_params=SamplingParams(**{"seed": 0} | params | {"max_tokens": max_tokens}),
+            sampling_params=SamplingParams(**{"seed": 0} | params | {"max_tokens": sampled}),
             **defaults | fields,
         )
         self.core.add(request)
@@ -203,7 +205,8 @@ class SchedulingHarness:
     def check_answers(self) -> None:
         """Every sequence that ended by itself has exactly the tokens it would have had alone."""
         for (request_id, index), answer in self.answers.items():
-            if answer.finish_reason in ("stop", "length") and self.requests[request_id].grammar is None:
+            request = self.requests[request_id]
+            if answer.finish_reason in ("stop", "length") and request.grammar is None and request.pooling is None:
                 assert answer.token_ids == self.expected(request_id, index), (request_id, index)
 
     def _take(self, output: EngineOutput) -> None:
@@ -218,6 +221,7 @@ class SchedulingHarness:
         answer.kv_transfer_params = output.kv_transfer_params
         answer.prompt_logprobs += output.prompt_logprobs or []
         answer.logprobs += output.logprobs or []
+        answer.embedding = output.embedding
         if self.requests[key[0]].grammar is not None:
             return  # what it should be depends on the grammar
         expected = self.expected(*key)
