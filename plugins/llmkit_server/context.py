@@ -13,11 +13,10 @@ from llmkit_server.admission import Admission
 from llmkit_server.errors import RETRY_SOON, ApiError
 
 if TYPE_CHECKING:
-    from llmkit.hookspecs.reasoning_parser import ReasoningFormat
-    from llmkit.hookspecs.tool_parser import ToolFormat
-
     from llmkit import AsyncLLM
     from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.hookspecs.reasoning_parser import ReasoningFormat
+    from llmkit.hookspecs.tool_parser import ToolFormat
     from llmkit.registry import Registry
 
 

@@ -116,7 +116,20 @@ def example():
     return load
 
 
-@pytest.mark.parametrize("kind", ["scheduler", "kernels", "quantization", "extension", "weights", "model", "command"])
+EXAMPLES = [
+    "scheduler",
+    "kernels",
+    "quantization",
+    "extension",
+    "weights",
+    "model",
+    "command",
+    "tool_parser",
+    "reasoning_parser",
+]
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
 def test_examples_of_the_kinds_are_plugins(example, kind, llmkit_registry):
     loaded = llmkit_registry.register(kind, "example", example(kind))
     assert loaded.info.summary

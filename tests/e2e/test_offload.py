@@ -75,8 +75,8 @@ def test_all_golden_tokens_in_a_batch(
     tmp_path: Path,
     scheduler: str,
 ):
-    """Whole answers to all prompts together, two each, in so small a cache that some are preempted: on a cold disk, from
-    host memory, and after a restart from files."""
+    """Whole answers to all prompts together, two each, in so small a cache that some are preempted: on a cold disk,
+    from host memory, and after a restart from files."""
     settings: dict[str, Any] = {"connector": "offload", "scheduler": scheduler, "max_model_len": 256}
     settings |= {"num_blocks": 40, "block_size": BLOCK}
     settings["plugins.connector.offload.url"] = str(tmp_path)

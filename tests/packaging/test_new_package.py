@@ -24,6 +24,8 @@ PLUGINS = {
     "kernels": "new-kernels",
     "quantization": "new-bits",
     "weights": "new-format",
+    "tool_parser": "new-calls",
+    "reasoning_parser": "new-thoughts",
     "command": "new-command",
     "extension": "new-watcher",
 }

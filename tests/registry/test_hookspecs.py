@@ -40,6 +40,8 @@ def test_every_kind_of_the_design_exists() -> None:
         "kernels": ("llmkit.kernels", "execution.kernels", "--kernels"),
         "weights": ("llmkit.weights", "model.load_format", "--load-format"),
         "quantization": ("llmkit.quantization", "model.quantization", "--quantization"),
+        "tool_parser": ("llmkit.tool_parsers", "server.tool_parser", "--tool-call-parser"),
+        "reasoning_parser": ("llmkit.reasoning_parsers", "server.reasoning_parser", "--reasoning-parser"),
         "command": ("llmkit.commands", None, None),
         "extension": ("llmkit.extensions", "extensions", None),
     }

@@ -35,7 +35,6 @@ _NAMES: dict[str, str] = {
     "connector.load_timeout_s": "--connector-load-timeout-s",
     "server.served_model_names": "--served-model-name",
     "server.api_keys": "--api-key",
-    "server.tool_parser": "--tool-call-parser",
     "plugins.auto": "--auto-plugins",
     "plugins.strict": "--strict-plugins",
     "plugins.disable": "--disable-plugins",

@@ -80,10 +80,12 @@ class ServerConfig(Section):
         description="How long requests that are under way may take to finish after SIGTERM, in seconds.",
     )
     tool_parser: PluginChoice | None = Field(
-        default=None, description="Tool parser plugin: how the model writes tool calls; default: tools are refused."
+        default="auto",
+        description="Format of tool calls in answers; auto: the one that the chat template shows, if any; null: none.",
     )
     reasoning_parser: PluginChoice | None = Field(
-        default=None, description="Reasoning parser plugin: how the model marks its reasoning; default: it is text."
+        default="auto",
+        description="Marks of reasoning in answers; auto: those that the chat template shows, if any; null: none.",
     )
     enable_control_endpoints: bool = Field(
         default=False,

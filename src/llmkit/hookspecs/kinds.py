@@ -15,8 +15,10 @@ from llmkit.hookspecs import (
     kernels,
     model,
     quantization,
+    reasoning_parser,
     scheduler,
     structured,
+    tool_parser,
     weights,
 )
 
@@ -117,6 +119,26 @@ KINDS: tuple[PluginKind, ...] = (
         (quantization.llmkit_quantization,),
         "model.quantization",
         "--quantization",
+    ),
+    PluginKind(
+        "tool_parser",
+        "llmkit.tool_parsers",
+        "formats in which models write tool calls",
+        (tool_parser.llmkit_tool_format,),
+        "server.tool_parser",
+        "--tool-call-parser",
+        optional_hooks=(tool_parser.llmkit_tool_format_fits,),
+        auto_by_model=True,
+    ),
+    PluginKind(
+        "reasoning_parser",
+        "llmkit.reasoning_parsers",
+        "how models mark what they think before they answer",
+        (reasoning_parser.llmkit_reasoning_format,),
+        "server.reasoning_parser",
+        "--reasoning-parser",
+        optional_hooks=(reasoning_parser.llmkit_reasoning_format_fits,),
+        auto_by_model=True,
     ),
     PluginKind(
         "command",

@@ -1,0 +1,1 @@
+"""How families of models mark what they think before they answer."""
