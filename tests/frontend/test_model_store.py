@@ -13,6 +13,7 @@ import pytest
 
 from llmkit.errors import ModelError
 from llmkit.frontend import model_store, wheel_download
+from llmkit.frontend.model_search import find_model
 
 NAME = "tiny"
 CONTENT = b"GGUF and more" * 1000
@@ -184,6 +185,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("LLMKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot be stored in .*LLMKIT_CACHE names another folder"):
         model_store.pull("smollm2-135m-instruct")
+
+
+def test_an_empty_folder_does_not_hide_a_model(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.mkdir(parents=True)
+    (models / "single.gguf").write_bytes(b"GGUF")
+    here = tmp_path / "here"
+    (here / "single").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert find_model("single") == models / "single.gguf"
+    (here / "single" / "config.json").write_text("{}")
+    assert find_model("single") == Path("single")  # what is there comes first
 
 
 def test_what_users_put_there_is_found(models: Path) -> None:

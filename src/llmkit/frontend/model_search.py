@@ -14,13 +14,14 @@ _SHOWN = 8
 
 
 def find_model(name: str) -> Path:
-    """The folder or file that `name` means: a path that exists, else a name in the llmkit cache.
+    """The folder or file that `name` means: a path that exists, else a name in the llmkit cache. An empty folder does
+    not hide the model of its name.
 
     Raises ModelError saying what there is instead."""
     path = Path(name).expanduser()
-    if path.exists():
-        return path
     found = model_store.installed()
+    if path.exists() and not (name in found and path.is_dir() and not any(path.iterdir())):
+        return path
     if name in found:
         return found[name]
     if name in model_store.CATALOGUE:
