@@ -8,21 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
 from llmkit_attention.triton_cache import write_launch
-from llmkit_attention.triton_kernels import attention_kernel, combine_kernel
 from llmkit_attention.triton_launch import PreparedLaunch
+from llmkit_attention.triton_prepare import ARITHMETIC, INTERPRETED, OfStep, attention_launches
 from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, launches
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
-
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether the kernels are interpreted on the host; settled when this module is imported."""
-
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_LOG2E = 1.4426950408889634
-_COMBINED_SPLITS = 16  # splits that the combining kernel loads at once
 
 ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
 
@@ -67,7 +59,7 @@ class TritonAttention(AttentionBackend):
         if capability is not None and capability < (8, 0):
             reasons.append(f"needs compute capability 8.0; the GPU has {capability[0]}.{capability[1]}")
         for what, dtype in (("model", query.dtype), ("KV cache", query.kv_dtype)):
-            if dtype not in _DTYPES:
+            if dtype not in ARITHMETIC:
                 reasons.append(f"the {what}'s type {dtype} is not float32, bfloat16 or float16")
         if not 1 <= query.head_size <= MAX_HEAD_SIZE:
             reasons.append(f"head size {query.head_size} is larger than {MAX_HEAD_SIZE}")
@@ -147,10 +139,13 @@ class TritonAttention(AttentionBackend):
         plan: _Plan,
         output: torch.Tensor,
     ) -> _Prepared:
-        launches_of_step = self._launches(layer, query.dtype, kv_cache.dtype, plan)
+        of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
         return _Prepared(
             write_launch(key, value, kv_cache, plan.slot_mapping),
-            tuple(_prepared(launch, layer, query, kv_cache, plan, output) for launch in launches_of_step),
+            tuple(
+                attention_launches(launch, layer, query, kv_cache, of_step, output)
+                for launch in self._launches(layer, query.dtype, kv_cache.dtype, plan)
+            ),
         )
 
     def _launches(
@@ -172,87 +167,6 @@ class TritonAttention(AttentionBackend):
             return choose(shape.padded_head_size, query_class, itemsize, device)
 
         return tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
-
-
-def _prepared(
-    launch: Launch,
-    layer: AttentionLayer,
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    plan: _Plan,
-    output: torch.Tensor,
-) -> tuple[PreparedLaunch, PreparedLaunch | None]:
-    """One launch of the attention kernel and, if keys were split, of the one that combines."""
-    padded = max(16, triton.next_power_of_2(layer.head_size))
-    partial = lse = plan.seq_lens  # not used
-    slots = launch.num_parts * launch.num_programs * launch.block_m
-    if slots:  # all layers use it, one after the other
-        partial = torch.empty((slots, padded), dtype=torch.float32, device=query.device)
-        lse = torch.empty(slots, dtype=torch.float32, device=query.device)
-    factor, cap = _folded(layer)
-    of_rows = (
-        plan.lengths.shape[0],
-        layer.sliding_window or 0,
-        launch.least_span,
-        launch.min_tokens,
-        launch.max_tokens,
-        launch.num_splits,
-    )
-    shared = {
-        "GROUP_SIZE": layer.num_heads // layer.num_kv_heads,
-        "GROUP": launch.group,
-        "BLOCK_Q": launch.block_q,
-        "HEAD_SIZE": layer.head_size,
-        "BLOCK_D": padded,
-        "BLOCK_M": launch.block_m,
-        "BLOCK_N": launch.tile.block_n,
-        "WINDOWED": layer.sliding_window is not None,
-        "ITEMS": launch.num_items > 0,
-        "ONE_PER_ROW": launch.one_per_row,
-    }
-    attend = PreparedLaunch(
-        attention_kernel,
-        (launch.num_programs, launch.num_items or launch.num_blocks, launch.num_splits),
-        tensors=(partial, lse, plan.query_start_loc, plan.seq_lens, plan.block_table),
-        strides=(query.stride(0), query.stride(1), output.stride(0), *kv_cache.stride()[:3]),
-        numbers=(factor, cap, plan.block_table.stride(0), *of_rows),
-        constants=shared
-        | {
-            "PAGE": kv_cache.shape[3],
-            "COMPUTE": _arithmetic(query.dtype, kv_cache.dtype),
-            "CAPPED": layer.soft_cap is not None,
-            "FOLDED": layer.soft_cap is None and layer.scale > 0,
-            "SPLIT": slots > 0,
-            "PHASED": launch.tile.phased,
-        },
-        options={"num_warps": launch.tile.num_warps, "num_stages": launch.tile.num_stages},
-    )
-    if not slots:
-        return attend, None
-    combine = PreparedLaunch(
-        combine_kernel,
-        (launch.num_programs, launch.num_blocks, launch.block_m),
-        tensors=(partial, lse, plan.query_start_loc, plan.seq_lens),
-        strides=(output.stride(0),),
-        numbers=(*of_rows, launch.num_items),
-        constants=shared | {"BLOCK_S": _COMBINED_SPLITS},
-    )
-    return attend, combine
-
-
-def _folded(layer: AttentionLayer) -> tuple[float, float]:
-    """(factor, cap) of the kernel, which works with powers of two: factor times q·k is the score or, with a cap,
-    twice the argument of tanh, which the cap then multiplies."""
-    if layer.soft_cap is None:
-        return layer.scale * _LOG2E, 0.0
-    return 2 * _LOG2E * layer.scale / layer.soft_cap, layer.soft_cap * _LOG2E
-
-
-def _arithmetic(dtype: torch.dtype, kv_dtype: torch.dtype) -> tl.dtype:
-    """What products are computed in. The interpreter multiplies the bit patterns of bfloat16, so not there."""
-    if dtype != kv_dtype or (INTERPRETED and dtype == torch.bfloat16):
-        return tl.float32
-    return _DTYPES[dtype]
 
 
 def _device_of(device: torch.device) -> Device:

@@ -9,7 +9,7 @@ import triton.language as tl
 from llmkit_attention.triton_launch import PreparedLaunch
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "page_shift"])
 def write_kernel(
     key_ptr,
     value_ptr,
@@ -23,12 +23,12 @@ def write_kernel(
     part_stride,
     head_stride,
     num_tokens,
-    PAGE: tl.constexpr,
+    page_shift,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One program: BLOCK_T tokens of one KV head, key and value."""
+    """One program: BLOCK_T tokens of one KV head, key and value; a page has 2**page_shift tokens."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1)
     slot = tl.load(slots_ptr + token, mask=token < num_tokens, other=-1)
@@ -37,7 +37,7 @@ def write_kernel(
     token = token.to(tl.int64)
     key = key_ptr + head * key_head_stride + token[:, None] * key_stride + column[None, :]
     value = value_ptr + head * value_head_stride + token[:, None] * value_stride + column[None, :]
-    place = (slot // PAGE) * page_stride + (slot % PAGE) * HEAD_SIZE
+    place = (slot >> page_shift) * page_stride + (slot & ((1 << page_shift) - 1)) * HEAD_SIZE
     cell = cache_ptr + head * head_stride + place[:, None] + column[None, :]
     tl.store(cell, tl.load(key, mask=written).to(cache_ptr.dtype.element_ty), mask=written)
     tl.store(cell + part_stride, tl.load(value, mask=written).to(cache_ptr.dtype.element_ty), mask=written)
@@ -56,9 +56,8 @@ def write_launch(
         (triton.cdiv(tokens, block), heads, 1),
         tensors=(slot_mapping,),
         strides=(key.stride(0), value.stride(0), key.stride(1), value.stride(1), *kv_cache.stride()[:3]),
-        numbers=(tokens,),
+        numbers=(tokens, page_size.bit_length() - 1),
         constants={
-            "PAGE": page_size,
             "HEAD_SIZE": head_size,
             "BLOCK_D": triton.next_power_of_2(head_size),
             "BLOCK_T": block,

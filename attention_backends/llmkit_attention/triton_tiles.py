@@ -20,6 +20,7 @@ class Tile:
     block_n: keys at a time. num_warps, num_stages: as Triton understands them; stages are loads under way.
     phased: whether keys that all queries see have a loop of their own, without masks.
     programs_per_processor: how many programs a multiprocessor should get before keys are split no further.
+    max_registers: of a thread, None for as many as the compiler likes; with fewer, more programs fit a multiprocessor.
     """
 
     block_m: int
@@ -28,6 +29,13 @@ class Tile:
     num_stages: int
     phased: bool
     programs_per_processor: int = 2
+    max_registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As Triton compiles a kernel with it."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.max_registers is None else options | {"maxnreg": self.max_registers}
 
 
 @dataclass(frozen=True)
@@ -68,20 +76,21 @@ _OTHERS: dict[tuple[int, QueryClass], Tile] = {
     (256, "short"): Tile(64, 32, 4, 2, True),
     (256, "long"): Tile(64, 32, 8, 2, True, 1),
 }
-# Exact float32 has no matrix units: products are unrolled over registers, so the tiles are small.
+# Exact float32 has no matrix units: products are unrolled over registers, so the tiles are small,
+# and masks cost nothing beside them: a second loop would only double the time to compile.
 _FLOAT32: dict[tuple[int, QueryClass], Tile] = {
     (64, "decode"): Tile(16, 32, 4, 2, False),
     (64, "split"): Tile(16, 32, 4, 2, False),
-    (64, "short"): Tile(32, 32, 4, 2, True),
-    (64, "long"): Tile(32, 32, 4, 2, True),
+    (64, "short"): Tile(32, 32, 4, 2, False),
+    (64, "long"): Tile(32, 32, 4, 2, False),
     (128, "decode"): Tile(16, 32, 8, 2, False),
     (128, "split"): Tile(16, 32, 8, 2, False),
-    (128, "short"): Tile(32, 32, 8, 2, True),
-    (128, "long"): Tile(32, 32, 8, 2, True),
+    (128, "short"): Tile(32, 32, 8, 2, False),
+    (128, "long"): Tile(32, 32, 8, 2, False),
     (256, "decode"): Tile(16, 16, 8, 2, False),
     (256, "split"): Tile(16, 16, 8, 2, False),
-    (256, "short"): Tile(32, 16, 8, 2, True),
-    (256, "long"): Tile(32, 16, 8, 2, True),
+    (256, "short"): Tile(32, 16, 8, 2, False),
+    (256, "long"): Tile(32, 16, 8, 2, False),
 }
 
 

@@ -27,6 +27,14 @@ def backend(num_processors: int = 2) -> AttentionBackend:
     return TritonAttention(Device(num_processors, 2**17))
 
 
+def with_two_loops() -> AttentionBackend:
+    """Keys that all queries of a block see in a loop of their own, which the tiles of float32 do not have."""
+    from llmkit_attention.triton_backend import TritonAttention
+    from llmkit_attention.triton_tiles import Device, Tile
+
+    return TritonAttention(Device(2, 2**17), lambda *_: Tile(32, 16, 4, 2, phased=True))
+
+
 def num_splits(run: AttentionTrial, rows: list[tuple[int, int]]) -> list[int]:
     """In how many splits each launch of a step with these rows would go."""
     pool = deepcopy(run.pool)
@@ -78,6 +86,15 @@ def test_a_negative_scale() -> None:
     """The largest score is then not that of the largest product."""
     run = AttentionTrial(backend(), AttentionLayer(0, 2, 1, 16, -0.4), 16)
     assert run.step(((0, 9), (1, 1))) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (30, 3.0), (70, None)])
+def test_keys_that_all_queries_see_have_a_loop_of_their_own(window: int | None, cap: float | None) -> None:
+    for page_size in (16, 32):
+        run = AttentionTrial(with_two_loops(), AttentionLayer(0, 2, 1, 16, 0.25, window, cap), page_size)
+        run.fill(1, 75)
+        for rows in (((0, 35), (1, 20)), ((1, 40),)):
+            assert run.step(rows) < TOLERANCE[torch.float32]
 
 
 def test_padding_is_zero() -> None:

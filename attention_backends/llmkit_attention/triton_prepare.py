@@ -1,0 +1,137 @@
+"""The launches of the attention kernel and of the one that combines, with all that they depend on of layer and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from llmkit.hookspecs.attention import AttentionLayer
+from llmkit_attention.triton_combine import combine_kernel
+from llmkit_attention.triton_kernels import attention_kernel
+from llmkit_attention.triton_launch import PreparedLaunch
+from llmkit_attention.triton_schedule import Launch
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether the kernels are interpreted on the host; settled when this module is imported."""
+
+ARITHMETIC = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+"""Types of models and caches, and what products are computed in if both have the same."""
+
+_LOG2E = 1.4426950408889634
+_COMBINED_SPLITS = 16  # splits that the combining kernel loads at once
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """What a step brings to all its layers, on the device; see `AttentionBatch`."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    num_rows: int
+
+
+def attention_launches(
+    launch: Launch,
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    of_step: OfStep,
+    output: torch.Tensor,
+) -> tuple[PreparedLaunch, PreparedLaunch | None]:
+    """One launch of the attention kernel, called with (query, kv_cache, output), and, if keys were split, one of the
+    kernel that combines, called with (output).
+
+    query, output [t, num_heads, head_size], kv_cache [pages, 2, num_kv_heads, page_size, head_size]: types and strides
+    of those that the launches will be called with.
+    """
+    constants = _shared_constants(launch, layer)
+    numbers = _shared_numbers(launch, layer, of_step)
+    partial, lse = _workspace(launch, constants["BLOCK_D"], of_step)
+    page_size = kv_cache.shape[3]
+    factor, cap = _folded(layer)
+    attend = PreparedLaunch(
+        attention_kernel,
+        (launch.num_programs, launch.num_items or launch.num_blocks, launch.num_splits),
+        tensors=(partial, lse, of_step.query_start_loc, of_step.seq_lens, of_step.block_table),
+        strides=(query.stride(0), query.stride(1), output.stride(0), *kv_cache.stride()[:3]),
+        numbers=(factor, cap, of_step.block_table.stride(0), page_size.bit_length() - 1, *numbers),
+        constants=constants
+        | {
+            "PAGE": page_size if page_size < launch.tile.block_n else 0,
+            "COMPUTE": _arithmetic(query.dtype, kv_cache.dtype),
+            "CAPPED": layer.soft_cap is not None,
+            "FOLDED": layer.soft_cap is None and layer.scale > 0,
+            "SPLIT": launch.num_parts > 0,
+            "PHASED": launch.tile.phased,
+        },
+        options=launch.tile.options,
+    )
+    if not launch.num_parts:
+        return attend, None
+    combine = PreparedLaunch(
+        combine_kernel,
+        (launch.num_programs, launch.num_blocks, launch.block_m),
+        tensors=(partial, lse, of_step.query_start_loc, of_step.seq_lens),
+        strides=(output.stride(0),),
+        numbers=(*numbers, launch.num_items),
+        constants=constants | {"BLOCK_S": _COMBINED_SPLITS},
+    )
+    return attend, combine
+
+
+def _shared_numbers(launch: Launch, layer: AttentionLayer, of_step: OfStep) -> tuple[int, ...]:
+    """Of both kernels, in the order of their arguments."""
+    return (
+        of_step.num_rows,
+        layer.sliding_window or 0,
+        launch.least_span,
+        launch.min_tokens,
+        launch.max_tokens,
+        launch.num_splits,
+    )
+
+
+def _shared_constants(launch: Launch, layer: AttentionLayer) -> dict[str, Any]:
+    """Of both kernels, in the order of their arguments."""
+    return {
+        "GROUP_SIZE": layer.num_heads // layer.num_kv_heads,
+        "GROUP": launch.group,
+        "BLOCK_Q": launch.block_q,
+        "HEAD_SIZE": layer.head_size,
+        "BLOCK_D": max(16, triton.next_power_of_2(layer.head_size)),
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.tile.block_n,
+        "WINDOWED": layer.sliding_window is not None,
+        "ITEMS": launch.num_items > 0,
+        "ONE_PER_ROW": launch.one_per_row,
+    }
+
+
+def _workspace(launch: Launch, padded_head_size: int, of_step: OfStep) -> tuple[torch.Tensor, torch.Tensor]:
+    """(partial results, their log-sum-exps); all layers use them, one after the other."""
+    slots = launch.num_parts * launch.num_programs * launch.block_m
+    if not slots:
+        return of_step.seq_lens, of_step.seq_lens  # not used
+    device = of_step.seq_lens.device
+    partial = torch.empty((slots, padded_head_size), dtype=torch.float32, device=device)
+    return partial, torch.empty(slots, dtype=torch.float32, device=device)
+
+
+def _folded(layer: AttentionLayer) -> tuple[float, float]:
+    """(factor, cap) of the kernel, which works with powers of two: factor times q·k is the score or, with a cap,
+    twice the argument of tanh, which the cap then multiplies."""
+    if layer.soft_cap is None:
+        return layer.scale * _LOG2E, 0.0
+    return 2 * _LOG2E * layer.scale / layer.soft_cap, layer.soft_cap * _LOG2E
+
+
+def _arithmetic(dtype: torch.dtype, kv_dtype: torch.dtype) -> tl.dtype:
+    """What products are computed in. The interpreter multiplies the bit patterns of bfloat16, so not there."""
+    if dtype != kv_dtype or (INTERPRETED and dtype == torch.bfloat16):
+        return tl.float32
+    return ARITHMETIC[dtype]
