@@ -20,6 +20,9 @@ TileChoice = Callable[[QueryClass], Tile]
 _LEAST_SPAN = 128  # keys; shorter splits cost more to combine than they save
 _WORKSPACE_BYTES = 128 * 2**20
 _NO_LIMIT = 2**31 - 1
+_FULL_ROUNDS = (
+    4  # so often the GPU is to be filled before programs share a multiprocessor: the last round is half empty
+)
 
 
 @dataclass(frozen=True)
@@ -82,19 +85,35 @@ def launches(
         yield _few(layer, tile_of, device, len(query_lens), _visible(lens, ends, layer), few)
     if is_few is None:
         return
-    tile = tile_of("short")
-    if longest > _packed(layer, tile)[1]:
-        tile = tile_of("long")
+    few = few if is_few.any() else 0
+    launch = _many(layer, tile_of("short"), device, query_lens, seq_lens, few, is_few)
+    if longest > launch.block_q:
+        launch = _many(layer, tile_of("long"), device, query_lens, seq_lens, few, is_few)
+        at_once = device.num_processors * tile_of("full").programs_per_processor
+        blocks = int((-(-query_lens[~is_few] // launch.block_q)).sum())
+        if launch.num_splits > 1 or blocks * launch.num_programs >= _FULL_ROUNDS * at_once:
+            launch = _many(layer, tile_of("full"), device, query_lens, seq_lens, few, is_few)
+    yield launch
+
+
+def _many(
+    layer: LayerShape,
+    tile: Tile,
+    device: Device,
+    query_lens: IntArray,
+    seq_lens: IntArray,
+    few: int,
+    is_few: np.ndarray[Any, np.dtype[np.bool_]],
+) -> Launch:
+    """The rows that are not few, in as many query blocks as each needs."""
     _, block_q = _packed(layer, tile)
     lens, ends = query_lens[~is_few], seq_lens[~is_few]
     blocks = -(-lens // block_q)
     spans = _visible(np.minimum(lens, block_q), ends, layer)
     average = _visible(np.minimum(lens, block_q), ends - lens // 2, layer)
     num_blocks = int(query_lens.sum()) // block_q + len(query_lens)
-    smallest = few if is_few.any() else 0
-    yield _launch(
-        layer, tile, device, num_blocks, int(spans.max()), int(np.dot(average.astype(np.int64), blocks)), smallest, None
-    )
+    work = int(np.dot(average.astype(np.int64), blocks))
+    return _launch(layer, tile, device, num_blocks, int(spans.max()), work, few, None)
 
 
 def _few(layer: LayerShape, tile_of: TileChoice, device: Device, rows: int, spans: IntArray, few: int) -> Launch:

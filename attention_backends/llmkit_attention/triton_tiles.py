@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-QueryClass = Literal["decode", "split", "short", "long"]
+QueryClass = Literal["decode", "split", "short", "long", "full"]
 """decode: one token, or as many as fit the smallest tile; split: the same where keys are split over programs; short:
-chunks that fit a tile of 64; long: anything. Tiles of "decode" and "split" have the same block_m."""
+chunks that fit a tile of 64; long: anything; full: the same where there is work for every processor many times over, or
+keys are split; as long if the table has none. Tiles of "decode" and "split" have the same block_m."""
 
 MAX_HEAD_SIZE = 256
 
@@ -57,6 +58,7 @@ _HOPPER: dict[tuple[int, QueryClass], Tile] = {
     (128, "split"): Tile(16, 64, 4, 4, False, 2),
     (128, "short"): Tile(64, 64, 4, 3, True, 2),
     (128, "long"): Tile(128, 64, 8, 3, True, 1),
+    (128, "full"): Tile(128, 64, 8, 2, True, 2, max_registers=128),
     (256, "decode"): Tile(16, 32, 4, 3, False, 3),
     (256, "split"): Tile(16, 32, 4, 3, False, 3),
     (256, "short"): Tile(64, 32, 4, 3, True, 1),
@@ -98,7 +100,8 @@ def tile_for(padded_head_size: int, query_class: QueryClass, itemsize: int, devi
     """The tile for a head size (a power of two up to 256) and element size in bytes, cut down to the shared memory
     that there is."""
     table = _FLOAT32 if itemsize == 4 else _HOPPER if device.compute_capability[0] == 9 else _OTHERS
-    tile = table[next(size for size in (64, 128, 256) if padded_head_size <= size), query_class]
+    size = next(size for size in (64, 128, 256) if padded_head_size <= size)
+    tile = table.get((size, query_class)) or table[size, "long"]
     return _fitted(tile, padded_head_size * itemsize, device.shared_memory)
 
 

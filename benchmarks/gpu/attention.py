@@ -46,14 +46,13 @@ DECODE_TILES = (
 )
 LONG_TILES = (
     Tile(128, 64, 8, 3, True, 1),
+    Tile(128, 64, 8, 2, True, 2, max_registers=128),
+    Tile(256, 64, 16, 3, True, 1, max_registers=128),
+    Tile(128, 32, 8, 3, True, 2, max_registers=128),
+    Tile(128, 32, 8, 4, True, 2, max_registers=128),
     Tile(128, 128, 8, 2, True, 1),
-    Tile(128, 32, 4, 4, True, 2),
-    Tile(128, 32, 4, 3, True, 2),
-    Tile(128, 32, 8, 4, True, 2),
-    Tile(128, 64, 8, 2, True, 1),
+    Tile(128, 64, 8, 4, True, 1),
     Tile(64, 64, 4, 2, True, 2),
-    Tile(64, 64, 4, 3, True, 2),
-    Tile(64, 32, 4, 4, True, 3),
 )
 
 
@@ -290,9 +289,11 @@ def print_case(report: Report, name: str, row: dict[str, Any]) -> None:
 def short(tile: dict[str, Any]) -> str:
     """A tile in a few characters."""
     loops = "phased" if tile["phased"] else "masked"
-    return "{block_m}x{block_n} warps {num_warps} stages {num_stages} {loops} per SM {programs_per_processor}".format(
-        loops=loops, **tile
+    limit = "" if tile["max_registers"] is None else " registers {max_registers}"
+    text = (
+        "{block_m}x{block_n} warps {num_warps} stages {num_stages}" + limit + " {loops} per SM {programs_per_processor}"
     )
+    return text.format(loops=loops, **tile)
 
 
 def print_summary(report: Report) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from llmkit.hookspecs.attention import AttentionLayer
-from llmkit.testing.attention import SHAPES, TOLERANCE, AttentionTrial, check_attention_backend
+from llmkit.testing.attention import SHAPES, TOLERANCE, AttentionTrial, check_attention_backend, single_threaded
 
 pytest.importorskip("triton")
 
@@ -41,14 +42,20 @@ def test_under_the_interpreter() -> None:
 class TestOnAGPU:
     pytestmark = on_gpu
 
-    def test_the_conformance_suite_passes(self) -> None:
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        """Of the definition, on the host: sixteen threads that wait for one another took most of the time."""
+        with single_threaded():
+            yield
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_the_conformance_suite_passes(self, dtype: torch.dtype) -> None:
         from llmkit_attention.triton_backend import TritonAttention
 
-        dtypes = (torch.float32, torch.bfloat16, torch.float16)
         capability = torch.cuda.get_device_capability()
         assert check_attention_backend(
-            TritonAttention(), device="cuda", dtypes=dtypes, compute_capability=capability
-        ) == 3 * len(SHAPES)
+            TritonAttention(), device="cuda", dtypes=(dtype,), compute_capability=capability
+        ) == len(SHAPES)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
     @pytest.mark.parametrize("head_size", [80, 128, 256])

@@ -17,6 +17,7 @@ TILES: dict[QueryClass, Tile] = {
     "split": Tile(16, 64, 4, 3, False, 2),
     "short": Tile(64, 64, 4, 3, True, 2),
     "long": Tile(128, 64, 8, 3, True, 1),
+    "full": Tile(128, 64, 8, 2, True, 2, max_registers=128),
 }
 
 
@@ -99,11 +100,26 @@ def test_short_chunks_take_a_smaller_tile() -> None:
 def test_a_chunk_over_a_long_context_is_split() -> None:
     (launch,) = scheduled([(64, 16384)])
     assert launch.num_splits > 1
+    assert launch.tile == TILES["full"]
 
 
 def test_prompts_that_fill_the_gpu_are_not_split() -> None:
     (launch,) = scheduled([(2048, 2048)] * 8)
     assert launch.num_splits == 1
+    assert launch.tile == TILES["full"]
+
+
+def test_a_prompt_that_fills_the_gpu_once_has_the_processors_to_itself() -> None:
+    """Decodes beside it, which have a launch of their own, do not count."""
+    for decodes in (0, 62):
+        launch = scheduled([(1500, 3000), (700, 700), *[(1, 900)] * decodes])[-1]
+        assert launch.num_splits == 1
+        assert launch.tile == TILES["long"]
+
+
+def test_options_of_a_tile() -> None:
+    assert TILES["full"].options == {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+    assert TILES["long"].options == {"num_warps": 8, "num_stages": 3}
 
 
 @pytest.mark.parametrize(("group_size", "programs", "block_m"), [(1, 1, 16), (7, 1, 16), (17, 1, 32), (71, 2, 64)])
