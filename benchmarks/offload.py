@@ -1,22 +1,32 @@
 """What the offload connector saves: time to the first token of a long prompt whose blocks are in host memory or in
 files, beside computing them again; and how fast blocks are stored and loaded.
 
-    python benchmarks/offload.py [--model MODEL] [--tokens 2048] [--runs 5] [--folder FOLDER]
+    python benchmarks/offload.py [--model MODEL] [--tokens 2048] [--runs 5] [--folder FOLDER] [--s3]
 
 Prints JSON, medians with [least, greatest]. The KV cache has room for two prompts, and three take turns, so each finds
 nothing of its own in the cache. "memory": the blocks are in the host tier. "files": the host tier has room for few
 blocks, so they come from files in FOLDER (a temporary one by default), which the system may have in its page cache.
 "recompute": the same engine after the connector was made to forget. The three take turns within each run.
+
+With --s3 also the rates of blocks written to and read from S3, served by moto_server (moto[server], s3fs) on this
+machine, by one thread and by eight: what the protocol, its client and this server cost, without a network.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +39,7 @@ from llmkit_connectors.offload.cache_blocks import cache_blocks
 from llmkit_connectors.offload.file_tier import FileTier
 from llmkit_connectors.offload.folder import Folder
 from llmkit_connectors.offload.host_memory import HostMemory
+from llmkit_connectors.offload.media import open_medium
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
@@ -117,6 +128,61 @@ def copy_speeds(layout: KVCacheLayout, runs: int, folder: str) -> dict[str, floa
     return {name: round(speed / 1e9, 2) for name, speed in speeds.items()}
 
 
+@contextmanager
+def s3_server() -> Iterator[dict[str, Any]]:
+    """`storage_options` for a server with the bucket "blocks" on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "test", "secret": "test"}
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{options['endpoint_url']}/moto-api/", timeout=5).close()
+                break
+            except (urllib.error.URLError, OSError):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("moto_server did not start; pip install 'moto[server]' s3fs") from None
+                time.sleep(0.1)
+        import s3fs
+
+        s3fs.S3FileSystem(**options).mkdir("blocks")
+        yield options
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def s3_speeds(block_bytes: int, num_blocks: int, runs: int, options: dict[str, Any]) -> dict[str, float]:
+    """GB/s of blocks of this size, written and read by one thread and by eight."""
+    payloads = [bytearray(torch.randint(0, 256, (block_bytes,), dtype=torch.uint8).numpy()) for _ in range(8)]
+    speeds = {}
+    for num_threads in (1, 8):
+        tier = FileTier(open_medium(f"s3://blocks/threads-{num_threads}", options), None)
+        space = space_of("benchmark", 0, 1)
+        numbers = range(num_blocks if num_threads > 1 else num_blocks // 4)
+
+        def write(number: int, tier: FileTier = tier, space: bytes = space) -> None:
+            tier.store(space, BlockKey(0, number.to_bytes(32, "big")), memoryview(payloads[number % 8]))
+
+        def read(number: int, tier: FileTier = tier, space: bytes = space) -> None:
+            if not tier.load(space, BlockKey(0, number.to_bytes(32, "big")), memoryview(bytearray(block_bytes))):
+                raise RuntimeError("a block is missing")
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            size = len(numbers) * block_bytes
+            for name, work, times in (("write", write, 1), ("read", read, runs)):
+
+                def all_of_them(pool: ThreadPoolExecutor = pool, work: Any = work, numbers: range = numbers) -> None:
+                    list(pool.map(work, numbers))
+
+                speeds[f"{name}_{num_threads}"] = round(rate(all_of_them, size, times) / 1e9, 3)
+    return speeds
+
+
 def rate(action: Callable[[], None], num_bytes: int, runs: int) -> float:
     """Bytes per second, median."""
     times = []
@@ -137,6 +203,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", help="where the block files go; default: a temporary folder")
+    parser.add_argument("--s3", action="store_true", help="also measure S3, served by moto_server on this machine")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         seconds = measure(arguments.model, arguments.tokens, arguments.runs, folder)
@@ -144,13 +211,16 @@ def main() -> None:
             layout = llm.engine.layout
         speeds = copy_speeds(layout, arguments.runs, str(Path(folder) / "copies"))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    result = {
+    result: dict[str, Any] = {
         "prompt_tokens": arguments.tokens,
         "block_mib": round(layout.block_bytes / (1 << 20), 3),
         "first_token_s": {name: summary(values) for name, values in seconds.items()},
         "recompute_over": {name: round(medians["recompute"] / medians[name], 1) for name in ("memory", "files")},
         "gb_per_s": speeds,
     }
+    if arguments.s3:
+        with s3_server() as options:
+            result["s3_gb_per_s"] = s3_speeds(layout.block_bytes, 64, arguments.runs, options)
     print(json.dumps(result, indent=2))
 
 

@@ -93,7 +93,7 @@ def test_other_schedulers(make_llm, golden_prompts, golden_params, check_golden,
 def test_two_answers_to_each(make_llm, golden_prompts, golden_params, check_golden, name):
     """Greedy ones are the same, also where they are preempted; a fifth of the prompts by default."""
     part = part_of(5)
-    llm = make_llm(num_blocks=17, max_model_len=256, scheduler=name)
+    llm = make_llm(num_blocks=12, block_size=16, max_model_len=128, scheduler=name)
     outputs = llm.generate(golden_prompts[part], msgspec.structs.replace(golden_params, n=2))
     assert [len(output.outputs) for output in outputs] == [2] * len(outputs)
     check_golden(outputs, part)

@@ -47,7 +47,7 @@ def test_golden_tokens_cold_warm_and_after_a_restart(
 ):
     """The cache has room for one request at a time, so most of what was computed before has to be loaded."""
     chats = [item for item in golden if len(item["prompt_token_ids"]) > 24][: None if DEEP else 6]
-    settings = {"connector": "offload", "num_blocks": 10, "block_size": BLOCK, "max_model_len": 64}
+    settings = {"connector": "offload", "num_blocks": 10, "block_size": BLOCK, "max_model_len": 72}
     settings["plugins.connector.offload.url"] = str(tmp_path)
     loadable = sum((len(chat["prompt_token_ids"]) - 1) // BLOCK * BLOCK for chat in chats)
     with make_llm(**settings) as first:
