@@ -8,8 +8,9 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llmkit.answers.formats import reasoning_format, tool_format
 from llmkit.config import ServerConfig
-from llmkit.registry import Registry
+from llmkit.registry import Registry, detect_environment
 from llmkit_server.admission import Admission, RateLimiter
 from llmkit_server.context import ServedModels, ServerContext
 from llmkit_server.errors import install_error_handlers
@@ -55,12 +56,22 @@ def create_app(llm: AsyncLLM, settings: ServerConfig | None = None, registry: Re
 
 
 def server_context(llm: AsyncLLM, settings: ServerConfig, registry: Registry) -> ServerContext:
-    """Raises PluginError."""
+    """Raises PluginError, and ConfigError for options of a parser."""
     names = settings.served_model_names or (llm.config.model.model,)
     models_served = ServedModels(tuple(dict.fromkeys(names)), llm.config.model.model, llm.limits.max_model_len)
     running = llm.config.scheduler.max_num_seqs
     assert running is not None
-    return ServerContext(llm, settings, models_served, Admission(running + settings.max_queue), registry)
+    template = llm.input_processor.chat_template
+    source, environment = None if template is None else template.source, detect_environment()
+    return ServerContext(
+        llm,
+        settings,
+        models_served,
+        Admission(running + settings.max_queue),
+        registry,
+        tool_format(registry, settings.tool_parser, source, environment),
+        reasoning_format(registry, settings.reasoning_parser, source, environment),
+    )
 
 
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:

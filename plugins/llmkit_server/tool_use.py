@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmkit.answers.formats import no_tool_format
+from llmkit.answers.tools import function_tools
 from llmkit.requests.structured_outputs import StructuredOutputs
 from llmkit_server.context import ServerContext
 from llmkit_server.errors import ApiError, bad_request
@@ -57,25 +59,15 @@ def tool_use(server: ServerContext, body: ChatRequest) -> ToolUse:
     if body.functions or body.function_call:
         field = "functions" if body.functions else "function_call"
         raise ApiError(501, f"{field} is not supported; use tools and tool_choice.", param=field)
-    tools = [] if body.tools is None else _checked_tools(body.tools)
+    tools = [] if body.tools is None else function_tools(body.tools)
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools may hold at most {MAX_TOOLS}, got {len(tools)}.", "tools")
     choice = _choice(body.tool_choice, tools)
     if choice == "none":
         return NO_TOOLS
     if server.tool_format is None:
-        raise bad_request("tools cannot be used: it is not known how this model writes tool calls.", "tools")
+        raise no_tool_format(server.registry)
     return ToolUse(tools, choice, body.parallel_tool_calls is not False, server.tool_format)
-
-
-def _checked_tools(tools: Any) -> list[Tool]:
-    if not isinstance(tools, list):
-        raise bad_request("tools must be a list.", "tools")
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_request(f"tools[{i}] must be an object with function.name.", "tools")
-    return tools
 
 
 def _choice(value: Any, tools: Sequence[Tool]) -> str:

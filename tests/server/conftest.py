@@ -20,6 +20,9 @@ from llmkit.frontend.async_submission import Submission
 from llmkit.frontend.chat_template import ChatTemplate
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits
 from llmkit.frontend.output_processor import OutputProcessor
+from llmkit.frontend.token_vocabulary import TokenVocabulary
+from llmkit.grammars.backends import GrammarBackends
+from llmkit.hookspecs import Environment
 from llmkit.registry import Registry
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -118,8 +121,14 @@ class ScriptedLLM:
         eos = frozenset({self.tokenizer.eos_token_id})
         self.limits = ModelLimits(self.tokenizer.vocab_size, 512, eos_token_ids=eos)
         template = ChatTemplate(TEMPLATE, self.tokenizer.special_tokens)
-        self.input_processor = InputProcessor(self.limits, self.tokenizer, template)
+        self.input_processor = InputProcessor(self.limits, self.tokenizer, template, self._grammars(eos))
         self._loop = AsyncRequestLoop(self.engine, OutputProcessor(self.tokenizer))
+
+    def _grammars(self, eos: frozenset[int]) -> GrammarBackends:
+        """Constraints are checked at the door, as they are for a real model."""
+        registry = Registry.discover()
+        size = self.limits.vocab_size
+        return GrammarBackends("auto", registry, Environment(), lambda: TokenVocabulary.of(self.tokenizer, size, eos))
 
     @property
     def health(self) -> EngineHealth:

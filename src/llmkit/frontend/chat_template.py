@@ -33,6 +33,11 @@ class ChatTemplate:
         self._name = name
         self._compiled: CompiledTemplate | None = None
 
+    @property
+    def source(self) -> str:
+        """The Jinja text."""
+        return self._source
+
     def compile(self) -> CompiledTemplate:
         """The compiled template. Raises InvalidRequestError naming the template and line of a syntax error."""
         if self._compiled is None:
