@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmkit.errors import EngineClosedError
 from llmkit.execution.setup import WorkerReport, WorkerSetup
@@ -46,6 +47,18 @@ class InlineExecutor(Executor):
             return DoneStep(worker.execute(plan))
         except Exception as error:
             return DoneStep(error)
+
+    def sleep(self, level: int) -> None:
+        self._running().sleep(level)
+
+    def wake_up(self, part: str) -> None:
+        self._running().wake_up(part)
+
+    def start_profile(self, folder: str) -> None:
+        self._running().profile.start(Path(folder))
+
+    def stop_profile(self) -> str:
+        return str(self._running().profile.stop())
 
     def close(self) -> None:
         if self._worker is not None:

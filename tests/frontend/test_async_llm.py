@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import itertools
+import json
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from llmkit import (
     AsyncLLM,
     EngineClosedError,
     EngineDrainingError,
+    EngineError,
     InvalidRequestError,
     OutputKind,
     RequestOptions,
@@ -275,5 +278,55 @@ def test_close_in_the_middle():
         with pytest.raises(EngineClosedError):
             [o async for o in stream]
         await llm.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_sleep_in_the_middle_of_a_stream(llm, level):
+    async def main():
+        expected = await tokens(llm.generate([7, 8], LONG))
+        stream = llm.submit([7, 8], LONG)
+        await stream.first()
+        await llm.sleep(level)
+        assert await llm.is_sleeping()
+        late = llm.submit([1], FREE)
+        assert llm.health.ready
+        assert (await llm.stats()).sleep_level == level
+        await llm.wake_up()
+        assert not await llm.is_sleeping()
+        assert await tokens(stream) == expected
+        assert len(await tokens(late)) == 6
+        await nothing_left(llm)
+
+    run(main())
+
+
+def test_views_of_the_engine(llm):
+    async def main():
+        await tokens(llm.generate(list(range(40)), FREE))
+        blocks = await llm.kv_map()
+        assert sum(blocks.counts().values()) == (await llm.stats()).num_blocks
+        steps = await llm.recent_steps()
+        assert (await llm.recent_steps(after=steps[-2].step))[0] == steps[-1]
+
+    run(main())
+
+
+def test_a_profile_is_a_trace_in_a_file(llm, tmp_path):
+    async def main():
+        with pytest.raises(EngineError, match="no profile is being recorded"):
+            await llm.stop_profile()
+        await llm.start_profile(tmp_path / "new")
+        with pytest.raises(EngineError, match="recorded already"):
+            await llm.start_profile(tmp_path)
+        await tokens(llm.generate([1, 2], FREE))
+        path = await llm.stop_profile()
+        assert path.parent == tmp_path / "new"
+        names = {event.get("name") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
+        assert "aten::mm" in names or "aten::linear" in names or "aten::addmm" in names
+        (tmp_path / "file").write_text("")
+        with pytest.raises(EngineError, match="folder for profiles cannot be made"):
+            await llm.start_profile(tmp_path / "file")
 
     run(main())

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmkit.engine.stats import EngineStats, StepStats
+from llmkit.engine.sleeping import Sleeper
+from llmkit.engine.stats import EngineStats, StepStats, StepSummary
 from llmkit.errors import EngineClosedError, EngineError, described, is_out_of_memory
 from llmkit.hookspecs.executor import Executor, StepHandle
 from llmkit.registry.breakers import Breakers
@@ -28,6 +29,10 @@ RESET_WAIT_S = 2.0
 
 CLOSE_WAIT_S = 5.0
 """Seconds that closing waits for what could not be stored at once."""
+
+
+RECENT_STEPS = 512
+"""Steps whose summaries are kept."""
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class EngineCore:
         self._num_failed_steps = 0
         self._num_out_of_memory = 0
         self._closed = False
+        self.sleeper = Sleeper(scheduler, executor)
+        self.recent_steps: deque[StepSummary] = deque(maxlen=RECENT_STEPS)
         self.on_plan: Callable[[StepPlan], None] | None = None
         """Told of every plan before it is carried out."""
 
@@ -97,7 +104,9 @@ class EngineCore:
         return self._closed
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do or to tell."""
+        """Whether `step` has anything to do or to tell. Requests of an engine that sleeps wait."""
+        if self.sleeper.parts:
+            return self.scheduler.has_news
         return bool(self.scheduler.num_unfinished or self._in_flight)
 
     def step(self) -> list[EngineOutput]:
@@ -108,24 +117,43 @@ class EngineCore:
         got: every unfinished request ends so, and is told with the next outputs.
         """
         self._check_open()
+        if self.sleeper.parts:
+            return self.scheduler.take_news()
         try:
             return self._advance()
         except BaseException as error:
             self._start_over(f"The step was broken off: {described(error)}")
             raise
 
+    def sleep(self, level: int) -> None:
+        """See `Sleeper`. Steps under way are finished first."""
+        self._check_open()
+        while self._in_flight:
+            self.scheduler.tell(self._land())
+        self.sleeper.sleep(level)
+
+    def _land(self) -> list[EngineOutput]:
+        """Wait for the oldest step and apply its result."""
+        submitted = self._in_flight[0]
+        start = time.perf_counter()
+        result = self._wait(submitted)
+        self._in_flight.popleft()
+        waited = time.perf_counter()
+        outputs = self._update(submitted.plan, result)
+        plan = submitted.plan
+        if plan.num_rows:
+            scheduler = self.scheduler
+            budget, running, waiting = scheduler.token_budget.limit, len(scheduler.running), len(scheduler.queue)
+            self.recent_steps.append(StepSummary(plan.step, time.time(), plan.num_tokens, budget, running, waiting))
+            if self._on_step:
+                self._tell_step(submitted, result, waited - start, time.perf_counter() - waited)
+        return outputs
+
     def _advance(self) -> list[EngineOutput]:
         self._fill_pipeline()
         outputs: list[EngineOutput] = []
         if self._in_flight:
-            submitted = self._in_flight[0]
-            start = time.perf_counter()
-            result = self._wait(submitted)
-            self._in_flight.popleft()
-            waited = time.perf_counter()
-            outputs = self._update(submitted.plan, result)
-            if self._on_step and submitted.plan.num_rows:
-                self._tell_step(submitted, result, waited - start, time.perf_counter() - waited)
+            outputs = self._land()
         outputs += self.scheduler.take_news()
         if not outputs and not self._in_flight:
             self.scheduler.grammars.wait(GRAMMAR_WAIT_S)
@@ -175,6 +203,7 @@ class EngineCore:
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
             num_out_of_memory=self._num_out_of_memory,
+            sleep_level=self.sleeper.level,
             token_budget=scheduler.token_budget.limit,
             num_preemptions=scheduler.num_preemptions,
             num_loading=scheduler.transfers.num_waiting,

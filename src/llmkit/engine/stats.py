@@ -36,12 +36,26 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One step for live views. time: of its end, seconds since the epoch. num_tokens: computed; token_budget: that it
+    might have computed. num_running, num_waiting: requests after it."""
+
+    step: int
+    time: float
+    num_tokens: int
+    token_budget: int
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
     num_out_of_memory: steps that found no memory and were done again in smaller ones. token_budget: tokens that a step
-    may compute now. num_unfinished: requests taken in that have not ended. num_compiling: requests that wait for their
-    grammar. num_loading: requests that wait for the connector. num_loads, num_failed_loads: loads that have ended.
+    may compute now. sleep_level: None while awake. num_unfinished: requests taken in that have not ended.
+    num_compiling: requests that wait for their grammar. num_loading: requests that wait for the connector. num_loads,
+    num_failed_loads: loads that have ended.
     external_query_tokens: prompt tokens that the prefix cache did not have and a connector was asked for.
     external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin that was at fault since
     the engine has started → how often, whether it is still asked, and the last fault.
@@ -72,6 +86,7 @@ class EngineStats:
     num_compiling: int = 0
     num_out_of_memory: int = 0
     token_budget: int = 0
+    sleep_level: int | None = None
     connector: dict[str, float] = field(default_factory=dict)
     plugin_faults: dict[str, FaultCount] = field(default_factory=dict)
 

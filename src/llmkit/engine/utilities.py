@@ -10,7 +10,8 @@ from llmkit.errors import EngineError
 
 if TYPE_CHECKING:
     from llmkit.engine.factory import Engine
-    from llmkit.engine.stats import EngineStats
+    from llmkit.engine.stats import EngineStats, StepSummary
+    from llmkit.kv_cache.stats import KVMap
     from llmkit.registry import PluginTiming
 
 
@@ -29,8 +30,57 @@ def plugin_timings(engine: Engine) -> tuple[PluginTiming, ...]:
     return tuple(engine.prepared.registry.timings)
 
 
+def kv_map(engine: Engine) -> KVMap:
+    """What became of every block of the KV cache."""
+    return engine.core.scheduler.manager.map()
+
+
+def recent_steps(engine: Engine, after: int = -1) -> list[StepSummary]:
+    """The last steps, oldest first; of these, those with a number above `after`."""
+    return [summary for summary in engine.core.recent_steps if summary.step > after]
+
+
+def sleep(engine: Engine, level: int = 1) -> None:
+    """Take no steps; see `llmkit.engine.sleeping`."""
+    engine.core.sleep(level)
+
+
+def wake_up(engine: Engine, tags: Sequence[str] | None = None) -> None:
+    """Go on, or get back the parts that `tags` name."""
+    engine.core.sleeper.wake_up(tags)
+
+
+def is_sleeping(engine: Engine) -> bool:
+    """Whether any part of the engine sleeps."""
+    return bool(engine.core.sleeper.parts)
+
+
+def start_profile(engine: Engine, folder: str) -> None:
+    """Record what torch does from now on, for a file in `folder`."""
+    engine.core.executor.start_profile(folder)
+
+
+def stop_profile(engine: Engine) -> str:
+    """Write the recording; its path."""
+    return engine.core.executor.stop_profile()
+
+
 UTILITIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {function.__name__: function for function in (stats, reset_prefix_cache, plugin_timings)}
+    {
+        function.__name__: function
+        for function in (
+            stats,
+            reset_prefix_cache,
+            plugin_timings,
+            kv_map,
+            recent_steps,
+            sleep,
+            wake_up,
+            is_sleeping,
+            start_profile,
+            stop_profile,
+        )
+    }
 )
 """Name → function of the engine and the call's arguments. Its result and what it raises go back to the caller, so
 they must be plain data where the engine is in another process."""

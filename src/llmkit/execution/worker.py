@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from llmkit.execution.measuring import (
 )
 from llmkit.execution.memory import MemoryPlan, plan_memory
 from llmkit.execution.model_runner import ModelRunner
+from llmkit.execution.profiling import TorchProfile
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
 
@@ -49,6 +51,8 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._transfers: WorkerTransfers | None = None
         self._fingerprint = ""
+        self._layout: KVCacheLayout | None = None
+        self.profile = TorchProfile()
         self._threads_before: int | None = None
         # Of this process's other users of the GPU.
         self._allocated_before = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
@@ -78,6 +82,7 @@ class Worker:
                 _counted(tensors, source.format.size_bytes(source.path), progress or self._setup.progress)
             )
         self._built = built
+        self._setup = replace(self._setup, progress=None)  # whoever watches the start is not told of a wake-up
         if self._setup.config.connector.name is not None:
             self._fingerprint = kv_fingerprint(built, self._setup, checksum.hexdigest())
         give_back_memory(self._device)
@@ -89,6 +94,7 @@ class Worker:
         """Create the KV cache as `layout` says; the worker can then execute. Raises OutOfMemoryError."""
         if self._built is None:
             raise EngineClosedError("The worker has no model: load must come before allocate.")
+        self._layout = layout
         length, _, sequences = limits(self._setup.config)
         calls = self._setup.registry.calls
         with _device_memory_explained("the KV cache"):
@@ -113,8 +119,23 @@ class Worker:
         with _device_memory_explained("a step's activations"):
             return self._runner.execute(plan)
 
+    def sleep(self, level: int) -> None:
+        """Free the cache and, at level 2 or on a GPU, the weights. Not with a connector, which knows the cache."""
+        self._runner = None
+        if level >= 2 or self._device.type != "cpu":
+            self._built = None
+        give_back_memory(self._device)
+
+    def wake_up(self, part: str) -> None:
+        """Read the weights again, or make the cache anew, unless it is there. Raises as `load` and `allocate` do."""
+        if part == "weights" and self._built is None:
+            self.load()
+        elif part == "kv_cache" and self._runner is None and self._layout is not None:
+            self.allocate(self._layout)
+
     def close(self) -> None:
         """Stop the connector, free weights and cache. May be called twice."""
+        self.profile.discard()
         if self._transfers is not None:
             self._transfers.close()
             self._transfers = None
@@ -126,7 +147,7 @@ class Worker:
 
     def _set_threads(self) -> None:
         threads = self._setup.config.execution.num_threads
-        if threads is not None and self._device.type == "cpu":
+        if threads is not None and self._device.type == "cpu" and self._threads_before is None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(threads)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ from llmkit.requests.output import EmbeddingOutput, RequestOutput
 from llmkit.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from llmkit.engine.stats import EngineStats
+    from llmkit.engine.stats import EngineStats, StepSummary
     from llmkit.execution.setup import LoadProgress
     from llmkit.frontend.tokenizer import Tokenizer
+    from llmkit.kv_cache.stats import KVMap
     from llmkit.registry import PluginTiming, Registry
 
 
@@ -200,6 +202,43 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if running requests prevented it."""
         return bool(await self._loop.client.call("reset_prefix_cache"))
+
+    async def kv_map(self) -> KVMap:
+        """What became of every block of the KV cache: free, cached, in use, shared."""
+        blocks: KVMap = await self._loop.client.call("kv_map")
+        return blocks
+
+    async def recent_steps(self, after: int = -1) -> list[StepSummary]:
+        """Summaries of the last steps, at most some hundreds, oldest first: those with a number above `after`."""
+        return list(await self._loop.client.call("recent_steps", after))
+
+    async def sleep(self, level: int = 1) -> None:
+        """Take no steps and give memory back; requests wait, those that run and those that come.
+
+        level: 0: only pause. 1: free the KV cache; on a GPU the weights, too. 2: free the weights everywhere; they are
+        read again at `wake_up`. What was computed of running requests is computed again, with the same answers. Raises
+        InvalidRequestError, EngineError.
+        """
+        await self._loop.client.call("sleep", level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Go on. tags: wake only "weights" or "kv_cache"; requests go on once both are awake. Raises as the start of an
+        engine does; it then still sleeps."""
+        await self._loop.client.call("wake_up", None if tags is None else list(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return bool(await self._loop.client.call("is_sleeping"))
+
+    async def start_profile(self, folder: str | os.PathLike[str] | None = None) -> None:
+        """Record what torch does, for a file in `folder` (default: llmkit-profiles where this process runs). Raises
+        EngineError if that goes on already."""
+        path = Path("llmkit-profiles" if folder is None else folder).absolute()
+        await self._loop.client.call("start_profile", str(path))
+
+    async def stop_profile(self) -> Path:
+        """Write the recording, a trace in Chrome's format; its path. Raises EngineError if there is none."""
+        return Path(await self._loop.client.call("stop_profile"))
 
     # Its end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from llmkit.errors import EngineError
 from llmkit.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
@@ -45,6 +46,24 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step."""
+
+    def sleep(self, level: int) -> None:
+        """Give back the KV cache and, at level 2 or where the workers' device is not the host, the weights. No step is
+        under way, and the batch is empty afterwards. By default raises EngineError: not possible."""
+        raise EngineError(f"{type(self).__name__} cannot give back memory; level 0 pauses the engine.")
+
+    def wake_up(self, part: str) -> None:
+        """Get back "weights" or "kv_cache", the weights first, as they were at the start; nothing happens to what was
+        not given back. Raises as `start` and `allocate` do."""
+        raise EngineError(f"{type(self).__name__} has nothing to wake up: {part}.")
+
+    def start_profile(self, folder: str) -> None:
+        """Record what the workers do, for a file in `folder`. Raises EngineError; by default: not possible."""
+        raise EngineError(f"{type(self).__name__} cannot record profiles.")
+
+    def stop_profile(self) -> str:
+        """Write the recording; its path. Raises EngineError."""
+        raise EngineError("no profile is being recorded.")
 
     @abstractmethod
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from llmkit.errors import EngineError
+from llmkit.kv_cache.stats import CACHED, FREE, IN_USE, SHARED
 
 NULL_BLOCK = 0
 """Id of the block that is never handed out; stands in tables for positions that a sliding window has left."""
@@ -60,6 +61,14 @@ class BlockPool:
         """(group, hash) under which `block` can be found, None if it cannot."""
         block_hash = self._hashes[block]
         return None if block_hash is None else (self._groups[block], block_hash)
+
+    def states(self) -> bytes:
+        """The states of all usable blocks, see `KVMap`. O(num_blocks)."""
+        pairs = zip(self._references[1:], self._hashes[1:], strict=True)
+        return bytes(
+            (FREE if block_hash is None else CACHED) if not count else IN_USE if count == 1 else SHARED
+            for count, block_hash in pairs
+        )
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are in the free queue now, that is how many `acquire` would take out of it."""

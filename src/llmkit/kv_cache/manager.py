@@ -25,7 +25,7 @@ from llmkit.kv_cache.hashing import BlockHasher
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.kv_cache.prefix_cache import FilledListener, PrefixCache, PrefixHit
 from llmkit.kv_cache.sequence_blocks import CacheableSequence, SequenceBlocks
-from llmkit.kv_cache.stats import KVCacheStats
+from llmkit.kv_cache.stats import KVCacheStats, KVMap
 from llmkit.kv_cache.swap_space import BlockPair, SwapSpace
 
 TableUpdate = tuple[int, int, list[int]]
@@ -340,6 +340,10 @@ class KVCacheManager:
     def usage(self) -> float:
         """Share of the blocks that sequences hold, 0..1."""
         return 1.0 - self._pool.num_free / (self._pool.num_blocks - 1)
+
+    def map(self) -> KVMap:
+        """What became of every block. O(blocks)."""
+        return KVMap(self.block_size, self._pool.states())
 
     def stats(self) -> KVCacheStats:
         """A snapshot of the counters."""

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FREE, CACHED, IN_USE, SHARED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class KVMap:
+    """What became of every usable block, in the order of their numbers.
+
+    states: one byte a block: 0 free, 1 free but findable by its content, 2 held by one sequence, 3 by several.
+    """
+
+    block_size: int
+    states: bytes
+
+    def counts(self) -> dict[str, int]:
+        """How many blocks are in each state."""
+        names = ("free", "cached", "in_use", "shared")
+        return {name: self.states.count(state) for state, name in enumerate(names)}
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStats:

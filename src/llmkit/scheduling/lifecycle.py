@@ -277,6 +277,10 @@ class Lifecycle:
         """Return these outputs with the next ones."""
         self._news += news
 
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
     def take_news(self) -> list[EngineOutput]:
         news, self._news = self._news, []
         return news

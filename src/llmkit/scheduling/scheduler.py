@@ -8,6 +8,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from llmkit.errors import EngineError
 from llmkit.hookspecs.scheduler import SchedulerPolicy
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.kv_cache.manager import KVCacheManager
@@ -236,6 +237,26 @@ class Scheduler:
             return False
         self.transfers.reset()
         return True
+
+    def vacate(self) -> None:
+        """The KV cache is about to go, while no step is under way: running requests wait, to be computed again, and
+        nothing is cached any more. Raises EngineError, with the cache as it was, if others hold blocks."""
+        for request in reversed(self.running.snapshot()):
+            self._lifecycle.preempt_for_memory(request)
+        for request in self.memory.swapped():
+            self._lifecycle.give_up_swapped(request)
+        if not self.reset_prefix_cache():
+            raise EngineError("the KV cache is in use by transfers.")
+        self.running.remove_all_slots()
+
+    def tell(self, outputs: Iterable[EngineOutput]) -> None:
+        """Return these with the next news."""
+        self._lifecycle.tell(outputs)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take_news` has anything."""
+        return self._lifecycle.has_news
 
     def close(self) -> None:
         """Close the connector's half, and end what compiles grammars. May be called twice."""

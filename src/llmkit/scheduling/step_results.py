@@ -85,7 +85,7 @@ class StepResults:
     def compute_again(self, plan: StepPlan) -> None:
         """The step of `plan` has computed nothing: its requests wait again, without blocks. Tokens that later steps,
         already on their way, sample for them are not taken."""
-        for request in plan.requests:
+        for request in reversed(plan.requests):
             if request.status is RequestStatus.RUNNING:
                 self._lifecycle.preempt_for_memory(request)
             elif request.status is RequestStatus.WAITING and self._memory.is_swapped(request):

@@ -133,6 +133,7 @@ class FakeExecutor(Executor):
         self.max_concurrent_steps = max_concurrent_steps
         self._connector = connector
         self.closed = False
+        self.asleep = 0
         self.violations: list[PlanError] = []
         self.num_tokens_computed = 0
         self.num_swapped_out = self.num_swapped_in = 0
@@ -162,11 +163,24 @@ class FakeExecutor(Executor):
             self._transfers = WorkerTransfers(self._connector, self._num_layers)
 
     def submit(self, plan: StepPlan) -> _Handle:
+        if self.asleep:
+            self._violation("a step while asleep")
         if len(self._queue) >= self.max_concurrent_steps:
             self._violation(f"more than {self.max_concurrent_steps} steps at once")
         handle = _Handle(self, plan)
         self._queue.append(handle)
         return handle
+
+    def sleep(self, level: int) -> None:
+        """Forget the cache and all slots; `asleep` is the level until both parts are awake."""
+        self.asleep = level
+        self._slots.clear()
+        self._cache[:] = -1
+        self._host_cache[:] = -1
+
+    def wake_up(self, part: str) -> None:
+        if part == "kv_cache":
+            self.asleep = 0
 
     def close(self) -> None:
         self.closed = True

@@ -1,0 +1,61 @@
+"""A trace of what torch does, step after step, written to a file."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmkit.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+_NUMBERS = itertools.count(1)
+
+
+class TorchProfile:
+    """At most one recording at a time, of the calling thread (and of the device, if it is a GPU)."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = None
+        self._folder = Path()
+
+    def start(self, folder: Path) -> None:
+        """Record from now on. Raises EngineError if that goes on already, or if `folder` cannot be made."""
+        from torch.profiler import ProfilerActivity, profile
+
+        if self._profile is not None:
+            raise EngineError("a profile is being recorded already.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineError(f"the folder for profiles cannot be made: {error}.") from error
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._folder = folder
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def stop(self) -> Path:
+        """Write the trace, in Chrome's format. Raises EngineError if nothing is recorded or it cannot be written."""
+        if self._profile is None:
+            raise EngineError("no profile is being recorded.")
+        recorded, self._profile = self._profile, None
+        recorded.stop()
+        path = self._folder.absolute() / f"llmkit-{os.getpid()}-{next(_NUMBERS)}.trace.json.gz"
+        try:
+            recorded.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            raise EngineError(f"the profile cannot be written: {error}.") from error
+        return path
+
+    def discard(self) -> None:
+        """Stop recording, if that goes on."""
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
