@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ from llmkit_structured.schema_form import (
 
 MAX_OPTIONS = 256
 MAX_DEPTH = 64
+MAX_WORK = 100_000
 T = TypeVar("T")
 
 
@@ -32,10 +35,33 @@ class TooManyOptions(ValueError):
     """The intersection has more alternatives, or nests deeper, than is sensible."""
 
 
+_work = threading.local()
+
+
+@contextmanager
+def limited_work() -> Iterator[None]:
+    """Within it, this thread intersects MAX_WORK times at most; then TooManyOptions. Schemas are read at the door,
+    where nobody stops what takes too long."""
+    _work.left = MAX_WORK
+    try:
+        yield
+    finally:
+        _work.left = None
+
+
+def _spend() -> None:
+    left = getattr(_work, "left", None)
+    if left is not None:
+        if left <= 0:
+            raise TooManyOptions("alternatives that multiply to too many")
+        _work.left = left - 1
+
+
 def intersect(one: Form, other: Form, definitions: Definitions, depth: int = 0) -> Form:
     """The values that are of both forms. Properties keep the order of `one`, then of `other`. Raises TooManyOptions."""
     if depth > MAX_DEPTH:
         raise TooManyOptions("alternatives that nest too deeply")
+    _spend()
     if one in (other, ANY) or other == NOTHING:
         return other
     if other == ANY or one == NOTHING:

@@ -22,21 +22,26 @@ from llmkit_structured.schema_form import (
     Definitions,
     Form,
     Literal,
+    Object,
     Reference,
     Union,
     accepts,
     union,
 )
-from llmkit_structured.schema_merge import TooManyOptions, intersect, literal
+from llmkit_structured.schema_merge import TooManyOptions, intersect, limited_work, literal
+from llmkit_structured.schema_opposite import complement, open_to_others
 from llmkit_structured.schema_refusal import refuse
-from llmkit_structured.schema_solve import complement, disjoint, without_empty
+from llmkit_structured.schema_solve import disjoint, without_empty
 
 MAX_DEPTH = 100
 
-COMBINATORS = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if")
+COMBINATORS = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas")
 UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 _ASSERTIONS = (ASSERTIONS | {"nullable"}) - {"$dynamicAnchor", "$recursiveAnchor"}
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft(/2019-09|/2020-12|-0[4-9])/schema#?|schema#?)?")
+_NO_OBJECT = tuple(
+    option for option in (ANY.options if isinstance(ANY, Union) else ()) if not isinstance(option, Object)
+)
 _IN_PLACE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "contains"})
 
 
@@ -56,8 +61,9 @@ def read_schema(source: str) -> ReadSchema:
     except RecursionError:
         refuse("#", "nested too deeply")
     reader = _Reader(schema)
-    root = reader.read(schema, "#", 0)
-    reader.read_the_rest()
+    with limited_work():
+        root = reader.read(schema, "#", 0)
+        reader.read_the_rest()
     if root == NOTHING:
         refuse("#", "no value meets the schema")
     return ReadSchema(root, reader.definitions)
@@ -158,6 +164,8 @@ class _Reader(Mapping[str, Form]):
             return self._without(child(value, place), so_far, place)
         if keyword == "if":
             return self._condition(schema, path, child, so_far)
+        if keyword.startswith("dependent"):
+            return self._dependent(keyword, value, place, child)
         if not isinstance(value, list) or not value:
             refuse(place, f"{keyword} must be a list of schemas")
         forms = [child(one, f"{place}/{i}") for i, one in enumerate(value)]
@@ -166,30 +174,51 @@ class _Reader(Mapping[str, Form]):
             for form in forms:
                 whole = intersect(whole, form, self)
             return whole
-        if keyword == "oneOf":
-            self._check_disjoint(forms, so_far, place)
-        return union(forms)
+        return union(self._only_one(forms, so_far, place) if keyword == "oneOf" else forms)
 
-    def _check_disjoint(self, forms: list[Form], so_far: Form, place: str) -> None:
+    def _only_one(self, forms: list[Form], so_far: Form, place: str) -> list[Form]:
+        """Each of `forms` without what others of them hold as well."""
         within = [intersect(so_far, form, self) for form in forms]
+        alone = list(forms)
         for i, form in enumerate(within):
             for j in range(i):
                 if not disjoint(form, within[j], self):
-                    refuse(place, f"oneOf whose alternatives {j} and {i} may both hold")
+                    for one, other in ((i, j), (j, i)):
+                        opposite = complement(open_to_others(forms[other]), self)
+                        if opposite is None:
+                            refuse(place, f"oneOf whose alternatives {j} and {i} may both hold")
+                        alone[one] = intersect(alone[one], opposite, self)
+        return alone
+
+    def _dependent(self, keyword: str, value: Any, place: str, child: Callable[[Any, str], Form]) -> Form:
+        """Objects that have a certain property must have others as well, or meet a schema."""
+        if not isinstance(value, dict):
+            refuse(place, f"{keyword} must be an object")
+        whole: Form = ANY
+        for name, needed in value.items():
+            if keyword == "dependentSchemas":
+                then = child(needed, f"{place}/{schema_types.escaped(name)}")
+            elif isinstance(needed, list) and all(isinstance(other, str) for other in needed):
+                then = Object(required=tuple(dict.fromkeys(needed)))
+            else:
+                refuse(place, f"{keyword} must hold lists of texts")
+            without, having = Object(((name, NOTHING),)), intersect(Object(required=(name,)), then, self)
+            whole = intersect(whole, union([*_NO_OBJECT, without, having]), self)
+        return whole
 
     def _without(self, form: Form, so_far: Form, place: str) -> Form:
         options = so_far.options if isinstance(so_far, Union) else (so_far,)
         if options and all(isinstance(option, Literal) for option in options):
             return union([o for o in options if isinstance(o, Literal) and not accepts(form, o.value, self)])
-        opposite = complement(form)
+        opposite = complement(open_to_others(form), self)
         if opposite is None:
             if disjoint(form, so_far, self):
                 return ANY
-            refuse(place, "not, of anything but types")
+            refuse(place, "not, of what has no opposite")
         return opposite
 
     def _condition(self, schema: dict[str, Any], path: str, child: Callable[[Any, str], Form], so_far: Form) -> Form:
-        condition = child(schema["if"], f"{path}/if")
+        condition = open_to_others(child(schema["if"], f"{path}/if"))
         if "then" not in schema and "else" not in schema:
             return ANY
         opposite = self._without(condition, so_far, f"{path}/if")

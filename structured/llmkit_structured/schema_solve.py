@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from llmkit_structured.schema_form import (
-    ANY,
-    NOTHING,
     Array,
     Definitions,
     Form,
@@ -80,16 +78,6 @@ def whole_bounds(form: Number) -> tuple[int | None, int | None]:
         high = int(form.high.to_integral_value(ROUND_FLOOR))
         high -= form.high_open and high == form.high
     return low, high
-
-
-def complement(form: Form) -> Form | None:
-    """All values that are not of `form`, if it consists of whole types; else None."""
-    assert isinstance(ANY, Union)
-    options = form.options if isinstance(form, Union) else (form,)
-    if not all(option in ANY.options for option in options):
-        return None
-    left = [option for option in ANY.options if option not in options]
-    return union(left) if left else NOTHING
 
 
 def children(form: Form) -> Iterator[Form]:

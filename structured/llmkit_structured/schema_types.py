@@ -35,7 +35,7 @@ KEYWORDS = frozenset(
         *("minLength", "maxLength", "pattern", "format"),
         *("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
         *("properties", "additionalProperties", "required", "minProperties", "maxProperties", "patternProperties"),
-        *("propertyNames", "dependentRequired", "dependentSchemas"),
+        "propertyNames",
     )
 )
 MAX_EXPONENT = 400
@@ -188,7 +188,7 @@ def _object(schema: Schema, path: str, child: Child) -> Form:
     for keyword, harmless in _REFUSED.items():
         if keyword in schema and schema[keyword] not in harmless:
             refuse(f"{path}/{keyword}", f"{keyword} is not supported")
-    forms = tuple((name, child(value, f"{path}/properties/{_escaped(name)}")) for name, value in properties.items())
+    forms = tuple((name, child(value, f"{path}/properties/{escaped(name)}")) for name, value in properties.items())
     rest: Form = ANY
     for keyword in ("unevaluatedProperties", "additionalProperties"):
         if keyword in schema:
@@ -196,18 +196,18 @@ def _object(schema: Schema, path: str, child: Child) -> Form:
     low, high = _count(schema, "minProperties", path) or 0, _count(schema, "maxProperties", path)
     if high is not None and low > high:
         return NOTHING
-    silent = "additionalProperties" not in schema and "unevaluatedProperties" not in schema and bool(properties)
+    silent = bool(properties) and _SPEAKS_OF_OTHERS.isdisjoint(schema)
     names = tuple(dict.fromkeys(required))
     return Object(forms, names, None if rest == ANY else rest, silent, low, high)
 
 
+_SPEAKS_OF_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "dependentSchemas"})
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "patternProperties": ({},),
     "propertyNames": ({}, True),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
 }
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """`name` as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -91,6 +91,10 @@ def _object(random_: random.Random, depth: int) -> Any:
         schema["additionalProperties"] = random_.choice([False, False, {"type": "integer"}])
     if random_.random() < 0.2:
         schema[random_.choice(["minProperties", "maxProperties"])] = random_.randrange(3)
+    if random_.random() < 0.1:
+        schema["dependentRequired"] = {random_.choice(NAMES): random_.sample(NAMES, 1)}
+    if random_.random() < 0.1:
+        schema["dependentSchemas"] = {random_.choice(NAMES): _object(random_, depth + 1)}
     return schema
 
 
@@ -98,6 +102,8 @@ def _combined(random_: random.Random, depth: int) -> Any:
     parts = [random_schema(random_, depth + 1) for _ in range(2)]
     if random_.random() < 0.15:
         return {"type": "object", "properties": {"a": {"$ref": "#"}, "b": parts[0]}, "additionalProperties": False}
+    if random_.random() < 0.2:
+        return {"if": parts[0], "then": parts[1], "else": {"not": parts[1]}, "type": ["object", "string", "number"]}
     return {random_.choice(["anyOf", "allOf", "oneOf"]): parts}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.errors import InvalidRequestError, LlmkitError, PluginError, described
 from llmkit.grammars.schema_document import PARAM
+from llmkit.grammars.short_turns import short_turns
 from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
 from llmkit.registry.breakers import Breakers
 from llmkit.requests.grammar_task import GrammarTask
@@ -63,7 +64,8 @@ class GrammarBackends:
 
     @cached_property
     def vocabulary(self) -> TokenVocabulary:
-        return self._make_vocabulary()
+        with short_turns():
+            return self._make_vocabulary()
 
     def require(self) -> None:
         """Build the engine that the configuration names; nothing for "auto". Raises PluginError, ConfigError."""
@@ -79,6 +81,10 @@ class GrammarBackends:
     def choose(self, request: GrammarRequest) -> GrammarTask:
         """The engines to try for `request`, best first. Raises InvalidRequestError if none can express it, naming what
         stands in the way and, where another engine than the configured one could, that one."""
+        with short_turns():  # a large schema is read, and the first time, engines are loaded
+            return self._choose(request)
+
+    def _choose(self, request: GrammarRequest) -> GrammarTask:
         if self.choice != "auto":
             return self._choose_named(request)
         reasons: dict[str, str] = {}

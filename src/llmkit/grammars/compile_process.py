@@ -50,7 +50,7 @@ class CompileProcess:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._to_send: list[Compile | Cancel] = []
-        self._pending: dict[int, Compile] = {}
+        self._pending: dict[int, subprocess.Popen[bytes] | None] = {}  # the process it was sent to
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._last_sign = 0.0
@@ -67,7 +67,7 @@ class CompileProcess:
         with self._lock:
             if not self._pending:
                 self._last_sign = monotonic()
-            self._pending[task.number] = task
+            self._pending[task.number] = None
             self._to_send.append(task)
             self._changed.notify_all()
             if not self._threads:
@@ -112,16 +112,24 @@ class CompileProcess:
             self._send_all(to_send)
 
     def _send_all(self, to_send: list[Compile | Cancel]) -> None:
+        numbers = [message.number for message in to_send if isinstance(message, Compile)]
         try:
             process = self._running()
+            with self._lock:
+                for number in numbers:
+                    if number in self._pending:
+                        self._pending[number] = process
             for message in to_send:
                 messages.write(cast("BinaryIO", process.stdin), message)
-        except OSError as error:
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: whoever listens to it has found it dead and closed the pipe
             logger.warning("the compile process cannot be reached: %s", error)
-            self._fail_all("The process that compiles grammars could not be started or has died.")
+            self._fail(numbers, "The process that compiles grammars could not be started or has died.")
         except BaseException as error:  # the vocabulary or a plugin cannot be sent: then nobody may wait for ever
             logger.warning("the compile process cannot be started", exc_info=error)
-            self._fail_all(f"The process that compiles grammars could not be started: {described(error)}")
+            self._fail(numbers, f"The process that compiles grammars could not be started: {described(error)}")
 
     def _running(self) -> subprocess.Popen[bytes]:
         process = self._process
@@ -163,19 +171,23 @@ class CompileProcess:
             pass
         except Exception as error:  # what cannot be unpickled, most of all
             logger.warning("the compile process says what nobody understands and is ended", exc_info=error)
+        with self._lock:
+            if self._process is process:
+                self._process = None  # what comes from now on goes to the next one
         _kill_with_children(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 _close(pipe)
-        if not self._closed:
-            self._fail_all("The process that compiles grammars has died.")
-
-    def _fail_all(self, message: str) -> None:
-        """What was sent has failed. What still waits to be sent goes to the next process."""
         with self._lock:
-            unsent = {task.number for task in self._to_send}
-            numbers = [number for number in self._pending if number not in unsent]
+            lost = [number for number, sent_to in self._pending.items() if sent_to is process]
+        if not self._closed:
+            self._fail(lost, "The process that compiles grammars has died.")
+
+    def _fail(self, numbers: list[int], message: str) -> None:
+        """These have failed, unless somebody has taken them back or told of them already."""
+        with self._lock:
+            numbers = [number for number in numbers if number in self._pending]
             for number in numbers:
                 del self._pending[number]
         for number in numbers:

@@ -16,11 +16,13 @@ from llmkit.errors import InvalidRequestError, described
 from llmkit.grammars.cache import GrammarCache, GrammarFailure, Key, ReadyGrammar
 from llmkit.grammars.compile_messages import Compile, Hello, Outcome
 from llmkit.grammars.compile_process import CompileProcess
+from llmkit.grammars.short_turns import short_turns
 from llmkit.requests.grammar_task import GrammarTask
 
 if TYPE_CHECKING:
     from llmkit.config.sections import StructuredConfig
     from llmkit.grammars.backends import GrammarBackends
+    from llmkit.hookspecs.structured import GrammarRequest
 
 logger = logging.getLogger("llmkit.grammars")
 
@@ -204,12 +206,8 @@ class GrammarService:
         choice, request = pending.key
         result: ReadyGrammar | GrammarFailure
         try:
-            compiled = self._backends.compiler(choice).load(request, outcome.data)
-            row = np.zeros(self._backends.vocabulary.num_words, dtype=np.int32)
-            grammar = compiled.start()
-            grammar.fill_bitmask(row)
-            row.flags.writeable = False
-            result = ReadyGrammar(choice, compiled, row, bool(grammar.is_accepting()))
+            with short_turns():  # the first time, the library is imported
+                result = self._loaded(choice, request, outcome.data)
         except InvalidRequestError as error:
             result = GrammarFailure(error.message)
         except BaseException as error:
@@ -217,6 +215,14 @@ class GrammarService:
             self._backends.backend(choice).breaker.record(error)
             result = GrammarFailure(f"The grammar engine {choice} failed: {described(error)}", refused=False)
         self._settle(pending, result)
+
+    def _loaded(self, choice: str, request: GrammarRequest, data: bytes) -> ReadyGrammar:
+        compiled = self._backends.compiler(choice).load(request, data)
+        row = np.zeros(self._backends.vocabulary.num_words, dtype=np.int32)
+        grammar = compiled.start()
+        grammar.fill_bitmask(row)
+        row.flags.writeable = False
+        return ReadyGrammar(choice, compiled, row, bool(grammar.is_accepting()))
 
     def _settle(self, pending: _Pending, result: ReadyGrammar | GrammarFailure) -> None:
         with self._lock:
