@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llmkit.engine.async_client import EngineHealth
 from llmkit.engine.process import messages
 from llmkit.engine.process.boot import main_path, refuse_engine_in_import
-from llmkit.engine.process.supervisor import Launch, Supervisor
+from llmkit.engine.process.engine_process import Launch
+from llmkit.engine.process.supervisor import Supervisor
 from llmkit.errors import EngineClosedError, PluginError
 from llmkit.requests.message import EngineOutput, EngineRequest
 

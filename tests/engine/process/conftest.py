@@ -12,7 +12,7 @@ import pytest
 from llmkit.config import EngineConfig
 from llmkit.config.sections import ProcessConfig
 from llmkit.engine.process import messages
-from llmkit.engine.process.supervisor import Launch
+from llmkit.engine.process.engine_process import Launch
 from llmkit.engine.process_client import ProcessClient
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams

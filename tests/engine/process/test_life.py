@@ -16,8 +16,7 @@ import pytest
 from llmkit.config import EngineConfig
 from llmkit.config.sections import ProcessConfig
 from llmkit.engine.process import messages
-from llmkit.engine.process.engine_process import socket_folder
-from llmkit.engine.process.supervisor import Launch
+from llmkit.engine.process.engine_process import Launch, socket_folder
 from llmkit.engine.process_client import SupervisedClient
 from llmkit.errors import ConfigError, EngineClosedError, EngineDeadError, EngineError, ModelError, OutOfMemoryError
 from llmkit.testing.fake_engine import FakeBuilder, fake_tokens
@@ -186,7 +185,7 @@ class TestEnd:
             import sys, threading
             from llmkit.config import EngineConfig
             from llmkit.engine.process import messages
-            from llmkit.engine.process.supervisor import Launch
+            from llmkit.engine.process.engine_process import Launch
             from llmkit.engine.process_client import SupervisedClient
             from llmkit.requests.message import EngineRequest
             from llmkit.requests.sampling_params import SamplingParams

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 import zmq
@@ -41,21 +42,29 @@ def socket_folder() -> str:
     return folder
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What every engine process of one supervisor is started with. payload: the pickled builder, see `boot.Builder`.
+    log_level, main_path: see `boot.Boot`.
+    """
+
+    payload: bytes
+    log_level: str = "warning"
+    main_path: str | None = None
+
+
 class EngineProcess:
     """Started by the constructor. Used by one thread, which owns the sockets; `woken` is called from other threads.
 
-    woken: the process has ended. payload: the pickled builder, see `boot.Builder`.
+    woken: the process has ended. heartbeat_s: seconds between its heartbeats.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        payload: bytes,
+        launch: Launch,
         woken: Callable[[], None],
-        *,
         heartbeat_s: float,
-        log_level: str = "warning",
-        main_path: str | None = None,
     ) -> None:
         self._folder: str | None = socket_folder()
         self._record_fd = new_record_file()
@@ -66,7 +75,16 @@ class EngineProcess:
         inbox, outbox = f"ipc://{self._folder}/inbox", f"ipc://{self._folder}/outbox"
         self.socket = _bound(context, zmq.PULL, outbox)
         self._to_child = _bound(context, zmq.PUSH, inbox)
-        boot = Boot(inbox, outbox, self._folder, os.getpid(), self._record_fd, heartbeat_s, log_level, main_path)
+        boot = Boot(
+            inbox,
+            outbox,
+            self._folder,
+            os.getpid(),
+            self._record_fd,
+            heartbeat_s,
+            launch.log_level,
+            launch.main_path,
+        )
         try:
             self._process = _spawn(self._record_fd)
         except BaseException:
@@ -79,7 +97,7 @@ class EngineProcess:
         for thread in self._threads:
             thread.start()
         with suppress(BrokenPipeError):  # it has died already, which is noticed below
-            write_boot(cast("BinaryIO", self._process.stdin), boot, payload)
+            write_boot(cast("BinaryIO", self._process.stdin), boot, launch.payload)
 
     @property
     def pid(self) -> int:
