@@ -19,7 +19,7 @@ from llmkit.requests.message import EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
     from llmkit.config import EngineConfig
-    from llmkit.engine.process.messages import StepSummary
+    from llmkit.engine.process.messages import EngineSummary
     from llmkit.engine.process.served_engine import EngineInfo
     from llmkit.engine.stats import EngineStats
     from llmkit.execution.setup import LoadProgress
@@ -56,7 +56,7 @@ class ProcessClient:
         return self._supervisor.pid()
 
     @property
-    def summary(self) -> StepSummary | None:
+    def summary(self) -> EngineSummary | None:
         """The engine after its last step; None before the first."""
         return self._supervisor.summary
 

@@ -174,11 +174,13 @@ def _commit(fault: str, running: _Running) -> str | None:
 
 
 class FakeServedEngine:
-    """As `llmkit.engine.process.served_engine.ServedEngine`. Its utilities: stats, pid, echo, sleep_s, fail, exit."""
+    """As `llmkit.engine.process.served_engine.ServedEngine`. Its
+    utilities: stats, pid, echo, sleep, wake_up, sleeping, sleep_s, exit."""
 
     def __init__(self, core: FakeCore, closed: str | None = None) -> None:
         self.core = core
         self._closed = closed
+        self._slept: list[tuple[Any, ...]] = []
 
     def info(self) -> SimpleNamespace:
         return SimpleNamespace(pid=os.getpid(), limits=SimpleNamespace(check=_accept))
@@ -188,6 +190,11 @@ class FakeServedEngine:
             return self.core.stats()
         if method == "pid":
             return os.getpid()
+        if method in ("sleep", "wake_up"):
+            self._slept.append((method, *arguments))
+            return None
+        if method == "sleeping":
+            return self._slept
         if method == "echo":
             return arguments
         if method == "sleep_s":

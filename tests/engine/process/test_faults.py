@@ -269,6 +269,26 @@ class TestCalls:
 
         running(scenario)
 
+    @pytest.mark.parametrize(
+        ("calls", "repeated"),
+        [
+            ([("sleep", 1)], [("sleep", 1)]),
+            ([("sleep", 1), ("wake_up", ["weights"])], [("sleep", 1), ("wake_up", ["weights"])]),
+            ([("sleep", 1), ("wake_up", ["weights"]), ("wake_up", None)], []),
+            ([("sleep", 2), ("wake_up",)], []),
+        ],
+    )
+    def test_a_process_that_slept_sleeps_when_it_is_started_again(self, running, calls, repeated):
+        async def scenario(run):
+            for call in calls:
+                await run.client.call(*call)
+            for _ in range(2):
+                run.kill()
+                await run.client.call("stats")
+                assert await run.client.call("sleeping") == repeated
+
+        running(scenario)
+
     def test_a_cancelled_call_disturbs_nobody(self, running):
         async def scenario(run):
             with pytest.raises(TimeoutError):

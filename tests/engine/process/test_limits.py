@@ -60,6 +60,13 @@ class TestWatch:
         watch.sign(401.0)
         assert watch.problem(410.0, loading=False) is None
 
+    def test_an_engine_that_sleeps_or_waits_is_not_stuck(self):
+        watch = self.watch()
+        watch.heartbeat(Heartbeat("", 0.0), 500.0)
+        assert watch.progressed == 500.0
+        watch.heartbeat(Heartbeat("step", 3.0), 600.0)
+        assert watch.progressed == 597.0
+
     def test_an_idle_process_may_have_been_silent(self):
         watch = self.watch()
         watch.pending_since(1000.0)

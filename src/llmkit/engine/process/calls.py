@@ -13,7 +13,7 @@ from llmkit.engine.process import messages
 from llmkit.engine.process.messages import Call
 from llmkit.errors import EngineError
 
-READ_ONLY = frozenset({"stats", "kv_map", "is_sleeping", "plugin_timings"})
+READ_ONLY = frozenset({"stats", "kv_map", "is_sleeping", "plugin_timings", "recent_steps"})
 """Utilities that change nothing: when the process has died over one, the next process is asked again."""
 
 
@@ -30,6 +30,7 @@ class Calls:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
+        self._asleep: list[Call] = []
 
     @property
     def any_sent(self) -> bool:
@@ -57,7 +58,24 @@ class Calls:
             if failed:
                 pending.future.set_exception(messages.loaded_error(value))
             else:
+                self._note_sleep(pending.call)
                 pending.future.set_result(messages.loaded(value))
+
+    def _note_sleep(self, call: Call) -> None:
+        """Which calls make a new process sleep as this one does."""
+        if call.method == "sleep":
+            self._asleep = [call]
+        elif call.method == "wake_up" and self._asleep:
+            wakes_all = messages.loaded(call.arguments) in ((), (None,))
+            self._asleep = [] if wakes_all else [*self._asleep, call]
+
+    def process_started(self) -> None:
+        """A new process is ready. If the one before slept, somebody else may be using its memory: it sleeps, too."""
+        pending, self._pending = self._pending, {}
+        repeated, self._asleep = self._asleep, []
+        for call in repeated:
+            self.add(call.method, call.arguments, Future())
+        self._pending |= pending
 
     def process_died(self, cause: Exception) -> None:
         """The process died with calls unanswered: those that only read wait for the next one, the others fail."""

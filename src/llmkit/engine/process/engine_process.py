@@ -20,7 +20,7 @@ import zmq
 
 from llmkit.engine.process import messages
 from llmkit.engine.process.boot import CODE, Boot, write_boot
-from llmkit.engine.process.messages import FromChild, ToChild
+from llmkit.engine.process.messages import FromChild, Heartbeat, Hello, ToChild
 from llmkit.engine.process.plan_record import new_record_file, read_record
 from llmkit.errors import EngineError
 
@@ -71,6 +71,7 @@ class EngineProcess:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._woken = woken
         self._ended = threading.Event()
+        self._signs: set[type] = set()
         self.num_sent = 0
         inbox, outbox = f"ipc://{self._folder}/inbox", f"ipc://{self._folder}/outbox"
         self.socket = _bound(context, zmq.PULL, outbox)
@@ -108,17 +109,27 @@ class EngineProcess:
         """Whether the process is gone."""
         return self._ended.is_set()
 
-    def connected(self) -> None:
-        """Both ends have their connections: the folder, and with it all that could be left behind, can go."""
+    def heard(self, message: Hello | Heartbeat) -> None:
+        """A sign of one of the two sockets that the process sends by. Once it has all its connections, the folder can
+        go, and with it all that could be left behind; before that, one that is still to be made would never be."""
+        self._signs.add(type(message))
+        if self._folder is not None and len(self._signs) == 2 and self._to_child.poll(0, zmq.POLLOUT):
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def send(self, message: ToChild) -> int:
-        """Number of this message among those to the process. Never waits; what is sent to a dead process is lost.
+        """Number of this message among those to the process. What is sent to a dead process is lost.
         Raises what the encoder raises, TypeError and ValueError; nothing was sent then."""
         data = messages.encode(message)
         self.num_sent += 1
+        # Its queue has no limit: it is not ready only before the process has connected, and after its death.
+        while not self._to_child.poll(50, zmq.POLLOUT):
+            if self.ended:
+                return self.num_sent
         with suppress(zmq.Again):
             self._to_child.send(data, zmq.NOBLOCK)
         return self.num_sent
@@ -175,7 +186,7 @@ class EngineProcess:
         self._release()
 
     def _release(self) -> None:
-        self.connected()
+        self._remove_folder()
         self.socket.close(linger=0)
         self._to_child.close(linger=0)
         if self._record_fd >= 0:

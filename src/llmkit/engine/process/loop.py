@@ -11,7 +11,17 @@ import zmq
 
 from llmkit.engine.async_client import refusal
 from llmkit.engine.process import messages
-from llmkit.engine.process.messages import Abort, AbortSequences, Add, Call, Outputs, Result, StepSummary, Stop, ToChild
+from llmkit.engine.process.messages import (
+    Abort,
+    AbortSequences,
+    Add,
+    Call,
+    EngineSummary,
+    Outputs,
+    Result,
+    Stop,
+    ToChild,
+)
 from llmkit.engine.process.pulse import Pulse
 from llmkit.errors import InvalidRequestError
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -155,10 +165,10 @@ class EngineLoop:
         if outputs or self._num_tokens:
             self._send(Outputs(self._seen, outputs, self._summary(perf_counter() - start)))
 
-    def _summary(self, step_s: float) -> StepSummary:
+    def _summary(self, step_s: float) -> EngineSummary:
         stats, num_tokens = self._core.stats(), self._num_tokens
         self._num_tokens = 0
-        return StepSummary(
+        return EngineSummary(
             num_steps=stats.num_steps,
             num_tokens=num_tokens,
             num_running=stats.num_running,

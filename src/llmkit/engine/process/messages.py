@@ -78,7 +78,7 @@ class Failed(msgspec.Struct, tag="failed", gc=False):
     error: bytes
 
 
-class StepSummary(msgspec.Struct, gc=False):
+class EngineSummary(msgspec.Struct, gc=False):
     """The engine after its last step. num_steps, num_preemptions, prefix_query_tokens, prefix_hit_tokens: totals since
     the start of the process. num_tokens: computed since the message before. step_s: seconds that the step took."""
 
@@ -98,7 +98,7 @@ class Outputs(msgspec.Struct, tag="outputs", gc=False):
 
     seen: int
     outputs: list[EngineOutput]
-    summary: StepSummary | None = None
+    summary: EngineSummary | None = None
 
 
 class Result(msgspec.Struct, tag="result", gc=False):

@@ -39,7 +39,7 @@ class Pulse:
 
 
 class HeartbeatThread:
-    """Sends a heartbeat every `interval_s` seconds to `endpoint`, and looks whether the parent still lives.
+    """Sends a heartbeat at once and every `interval_s` seconds to `endpoint`, and looks whether the parent still lives.
 
     orphaned: called once, in this thread, when it does not. ZMQ sockets belong to one thread: it has one of its own.
     """
@@ -77,6 +77,7 @@ class HeartbeatThread:
         socket.connect(self._endpoint)
         told = False
         try:
+            socket.send(encode(self._pulse.beat()))
             while not self._stop.wait(self._interval_s):
                 socket.send(encode(self._pulse.beat()))
                 if not told and os.getppid() != self._parent_pid:

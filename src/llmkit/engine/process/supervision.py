@@ -22,6 +22,7 @@ from llmkit.engine.process.messages import (
     Abort,
     AbortSequences,
     Add,
+    EngineSummary,
     Failed,
     FromChild,
     Heartbeat,
@@ -30,7 +31,6 @@ from llmkit.engine.process.messages import (
     Progress,
     Ready,
     Result,
-    StepSummary,
     Stop,
 )
 from llmkit.engine.process.restarts import Restarts
@@ -85,7 +85,7 @@ class Supervision:
         self.state = "starting"
         self.error: Exception | None = None
         self.info: Any = None
-        self.summary: StepSummary | None = None
+        self.summary: EngineSummary | None = None
         self.watch = self._new_watch()
 
     def run(self) -> None:
@@ -157,10 +157,11 @@ class Supervision:
                 self._take_outputs(message)
             case Heartbeat():
                 self.watch.heartbeat(message, now)
+                process.heard(message)
             case Result(number, value, failed):
                 self._calls.answer(number, value, failed=failed)
             case Hello():
-                process.connected()
+                process.heard(message)
             case Progress():
                 if not self._ever_ready:
                     self.started.put(message)
@@ -178,8 +179,9 @@ class Supervision:
             self.started.put(info)
         else:
             logger.warning("the engine process runs again; %d requests go on", len(self.journal))
-        self._admit()
+            self._calls.process_started()
         self._send_calls()
+        self._admit()
 
     def _take_outputs(self, message: Outputs) -> None:
         if message.summary is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmkit.engine.process import messages
 from llmkit.engine.process.engine_process import Launch
-from llmkit.engine.process.messages import Progress, StepSummary
+from llmkit.engine.process.messages import EngineSummary, Progress
 from llmkit.engine.process.supervision import Supervision
 from llmkit.engine.process.wake import Wake
 from llmkit.errors import EngineClosedError, EngineError, renewed
@@ -98,7 +98,7 @@ class Supervisor:
         return self._work.info
 
     @property
-    def summary(self) -> StepSummary | None:
+    def summary(self) -> EngineSummary | None:
         """The engine after its last step."""
         return self._work.summary
 

@@ -25,6 +25,7 @@ class Watch:
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
         """One has arrived."""
         self.heard = now
+        self.progressed = max(self.progressed, now - beat.age_s)  # whatever was done before is done
         self.activity = beat.activity
         self.busy_since = now - beat.age_s if beat.activity else None
 
