@@ -1,0 +1,98 @@
+"""The official client of OpenAI against a real server."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+G1 = "The English alphabet: A B C D E F G"
+G4 = [{"role": "user", "content": "What is 2+2? Answer with one number."}]
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def client(live):
+    with openai.OpenAI(base_url=f"{live.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model="smol", messages=G4, temperature=0, logprobs=True, top_logprobs=1)
+    assert answer.choices[0].message.content == "The answer is 4."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == 49
+    assert answer.usage.prompt_tokens_details.cached_tokens in (0, 32)
+    entries = answer.choices[0].logprobs.content
+    assert bytes(entries[0].bytes).decode() == entries[0].token == entries[0].top_logprobs[0].token == "The"
+
+
+def test_streamed_chat(client):
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="alias", messages=G4, temperature=0, stream=True, stream_options=options
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "The answer is 4."
+    assert chunks[-1].usage.completion_tokens == 7
+    assert {chunk.model for chunk in chunks} == {"alias"}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_stream_helper_rebuilds_the_same_message(client, n):
+    fields = {"model": "smol", "messages": G4, "temperature": 0, "n": n}
+    with client.chat.completions.stream(**fields) as stream:
+        rebuilt = stream.get_final_completion()
+    whole = client.chat.completions.create(**fields)
+    assert [c.message.content for c in rebuilt.choices] == [c.message.content for c in whole.choices]
+    assert [c.finish_reason for c in rebuilt.choices] == [c.finish_reason for c in whole.choices] == ["stop"] * n
+    assert {c.message.role for c in rebuilt.choices} == {"assistant"}
+
+
+def test_completions(client):
+    answer = client.completions.create(model="smol", prompt=G1, max_tokens=12, temperature=0, logprobs=1)
+    assert answer.choices[0].text == " H I K L P Q R S T U V Z"
+    assert answer.choices[0].logprobs.tokens[0] == " H"
+    stream = client.completions.create(model="smol", prompt=[G1, G1], max_tokens=3, temperature=0, stream=True)
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: " H I K", 1: " H I K"}
+
+
+def test_extra_fields(client):
+    extra = {"top_k": 1, "return_token_ids": True, "structured_outputs": {"choice": ["seven"]}}
+    answer = client.chat.completions.create(model="smol", messages=G4, extra_body=extra)
+    assert answer.choices[0].message.content == "seven"
+    assert len(answer.choices[0].token_ids) == answer.usage.completion_tokens
+
+
+class Sum(BaseModel):
+    left: Literal[1, 2, 3]
+    right: Literal[1, 2, 3]
+    is_even: bool
+
+
+def test_structured_output_with_a_pydantic_model(client):
+    answer = client.chat.completions.parse(
+        model="smol", messages=G4, temperature=0, max_tokens=100, response_format=Sum
+    )
+    assert isinstance(answer.choices[0].message.parsed, Sum)
+
+
+def test_errors_are_the_clients_own(client):
+    with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 2") as caught:
+        client.chat.completions.create(model="smol", messages=G4, temperature=9)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="gpt-5", messages=G4)
+    with pytest.raises(openai.BadRequestError, match="prompt is empty"):
+        client.completions.create(model="smol", prompt="", stream=True)
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["smol", "alias"]
+    assert client.models.retrieve("alias").owned_by == "llmkit"
