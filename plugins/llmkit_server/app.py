@@ -9,7 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmkit.answers.formats import reasoning_format, tool_format
-from llmkit.config import ServerConfig
+from llmkit.config import EngineConfig, ServerConfig
+from llmkit.engine.factory import active_extensions
 from llmkit.registry import Registry, detect_environment
 from llmkit_server.admission import Admission, RateLimiter
 from llmkit_server.context import ServedModels, ServerContext
@@ -36,7 +37,7 @@ def create_app(llm: AsyncLLM, settings: ServerConfig | None = None, registry: Re
     """The application that serves `llm`, which stays its caller's to close.
 
     settings: default: those in the engine's configuration. registry: default: the plugins installed. Raises ConfigError
-    for middleware that cannot be loaded, PluginError for a parser that cannot be used.
+    for middleware that cannot be loaded, PluginError for a parser or an extension that cannot be used.
     """
     settings = llm.config.server if settings is None else settings
     app = FastAPI(
@@ -49,10 +50,20 @@ def create_app(llm: AsyncLLM, settings: ServerConfig | None = None, registry: Re
     app.state.server = server_context(llm, settings, registry or Registry.discover(llm.config.plugins))
     for router in (*ROUTERS, *(CONTROL_ROUTERS if settings.enable_control_endpoints else ())):
         app.include_router(router)
+    _add_extensions(app, llm.config)
     install_error_handlers(app)
     app.openapi = openapi_of(app, settings.root_path)  # type: ignore[method-assign]
     _add_middleware(app, settings)
     return app
+
+
+def _add_extensions(app: FastAPI, config: EngineConfig) -> None:
+    """The routes of active extensions. They stand behind the server's own, and cannot replace them."""
+    server: ServerContext = app.state.server
+    for name in active_extensions(config):
+        plugin = server.registry.load("extension", name)
+        if plugin.implements("llmkit_server_routes"):
+            plugin.ask("llmkit_server_routes", app=app, server=server)
 
 
 def server_context(llm: AsyncLLM, settings: ServerConfig, registry: Registry) -> ServerContext:

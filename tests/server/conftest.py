@@ -110,13 +110,14 @@ class ScriptedEngine:
 class ScriptedLLM:
     """What the server needs of an AsyncLLM, over a ScriptedEngine."""
 
-    def __init__(self, **server: Any) -> None:
+    def __init__(self, *, extensions: tuple[str, ...] = (), **server: Any) -> None:
         self.tokenizer = ByteTokenizer()
         self.engine = ScriptedEngine(self.tokenizer)
         self.config = EngineConfig(
             model={"model": "models/tiny"},
             scheduler={"max_num_seqs": 4},
             server={"access_log": False, **server},
+            extensions=extensions,
         )
         eos = frozenset({self.tokenizer.eos_token_id})
         self.limits = ModelLimits(self.tokenizer.vocab_size, 512, eos_token_ids=eos)
@@ -235,6 +236,16 @@ def served(registry: Registry) -> Served:
 def serve(registry: Registry) -> Callable[..., Served]:
     """Makes a server with other settings."""
     return lambda **settings: Served(ScriptedLLM(**settings), registry)
+
+
+@pytest.fixture
+def serve_with() -> Callable[..., Served]:
+    """Makes a server with plugins and extensions of its own."""
+
+    def make(registry: Registry, extensions: tuple[str, ...], server: dict[str, Any] | None = None) -> Served:
+        return Served(ScriptedLLM(extensions=extensions, **(server or {})), registry)
+
+    return make
 
 
 def strict_json(text: str | bytes) -> Any:

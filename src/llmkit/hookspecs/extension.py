@@ -1,13 +1,16 @@
 """Kind `extension`: observers of the engine; any number may be active. An exception in one is logged, and never
-reaches the engine."""
+reaches the engine. The hook for the server's routes is called in the server's process, all others in the engine's; each
+process loads the plugin for itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmkit.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from llmkit.config import EngineConfig
     from llmkit.engine.stats import StepStats
     from llmkit.kv_cache.events import KVEvent
@@ -51,6 +54,16 @@ def llmkit_kv_event(event: KVEvent) -> None:
 @hookspec
 def llmkit_request_finished(request: FinishedRequest) -> None:
     """A request has ended, for whatever reason.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def llmkit_server_routes(app: FastAPI, server: Any) -> None:
+    """Add routes to the HTTP server, before it starts. `server` is its ServerContext: the AsyncLLM (`server.llm`), the
+    settings, and what else the server's own routes go by. What this hook raises ends the start. Paths under /v1, /v2
+    and /inference need an API key if there are keys; others are open.
 
     .. versionadded:: 0.1
     """

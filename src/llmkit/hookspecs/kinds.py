@@ -157,6 +157,7 @@ KINDS: tuple[PluginKind, ...] = (
             extension.llmkit_step_finished,
             extension.llmkit_kv_event,
             extension.llmkit_request_finished,
+            extension.llmkit_server_routes,
         ),
         "extensions",
         many=True,

@@ -38,6 +38,8 @@ class Observer:
         self._origin = plugin.row.origin
         self._functions: dict[str, Callable[[Any], Any]] = {}
         for hook in plugin.kind.hooks:
+            if not hasattr(self, hook.__name__):
+                continue  # not of the engine: the routes of the server
             for implementation in getattr(plugin.manager.hook, hook.__name__).get_hookimpls():
                 function = implementation.function
                 # pluggy lets an implementation leave out arguments; these hooks have one at most.
