@@ -12,6 +12,7 @@ from llmkit.engine.device import resolve_device
 from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
 from llmkit.kv_cache.layout import KVCacheLayout
+from llmkit.openmp import wait_briefly
 from llmkit.registry import Registry, detect_environment
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None) -> Pre
     """
     from llmkit.frontend.model_source import load_tokenizer, resolve_model
 
+    wait_briefly()
     registry = registry or Registry.discover(config.plugins)
     device = resolve_device(config.execution.device)
     environment = detect_environment(device)

@@ -18,6 +18,7 @@ from llmkit.engine.process import messages
 from llmkit.engine.process.boot import Boot, Builder, import_main, read_frame
 from llmkit.engine.process.messages import Failed, FromChild, Hello, Progress, Ready
 from llmkit.engine.process.pulse import HeartbeatThread, Pulse
+from llmkit.openmp import wait_briefly
 
 if TYPE_CHECKING:
     from llmkit.engine.process.loop import EngineLoop
@@ -37,6 +38,7 @@ def main() -> None:
     # take the engine away from requests that the parent is still finishing.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_briefly()
     stream = _own_stdin()
     boot: Boot = pickle.loads(read_frame(stream))
     _log_to_stderr(boot.log_level)
