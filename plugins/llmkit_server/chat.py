@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -31,23 +33,41 @@ PROMPT_TAIL_CHARS = 256
 """How much of the prompt's end a reasoning parser sees."""
 
 
-async def answer_chat(server: ServerContext, request: Request, body: ChatRequest) -> Response:
-    """Runs a chat request. Raises what `Generation.start` does."""
+@dataclass(frozen=True)
+class StartedChat:
+    """A chat that the engine has taken. prompt_tail: the end of its prompt, which a reasoning parser must see."""
+
+    generation: Generation
+    use: ToolUse
+    prompt_tail: str
+
+
+async def start_chat(
+    server: ServerContext, request: Request, body: ChatRequest, prefix: str, names: Mapping[str, str]
+) -> StartedChat:
+    """From the body to a running request. prefix: of its id. names: fields of the engine's request → the client's.
+    Raises what `Generation.start` does."""
     model = server.models.resolve(body.model)
-    _check_fields(body)
     request_id = request_id_of(request, body)
-    names = _client_names(body)
     use = tool_use(server, body)
     prompt = await chat_prompt(server, body, use.tools)
     tail = prompt[-PROMPT_TAIL_CHARS:]
     with named_for(names):
         params = _params(server, body, use, tail)
-    options = request_options(request, body, f"chatcmpl-{request_id}", add_special_tokens=False)
+    options = request_options(request, body, f"{prefix}{request_id}", add_special_tokens=False)
     prompts = await tokenised_if_long(server, [prompt], add_special_tokens=options.add_special_tokens)
-    generation = Generation(server, request, f"chatcmpl-{request_id}", model, names)
+    generation = Generation(server, request, f"{prefix}{request_id}", model, names)
     generation.headers = unknown_fields_headers(body, request_id) | {"x-request-id": request_id}
     await generation.start(prompts, params, options)
-    writer = ChatWriter(server, generation, body, use, tail)
+    return StartedChat(generation, use, tail)
+
+
+async def answer_chat(server: ServerContext, request: Request, body: ChatRequest) -> Response:
+    """Runs a chat request. Raises what `Generation.start` does."""
+    _check_fields(body)
+    started = await start_chat(server, request, body, "chatcmpl-", _client_names(body))
+    generation = started.generation
+    writer = ChatWriter(server, generation, body, started.use, started.prompt_tail)
     if body.streams:
         return generation.stream(writer.events())
     (output,) = await generation.whole()

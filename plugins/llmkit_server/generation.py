@@ -134,7 +134,11 @@ class Generation:
 
     def stream(self, events: AsyncGenerator[bytes]) -> EventStream:
         """The response that sends `events`, and [DONE] behind them."""
-        return EventStream(until_done(events), gone=self.abort, finish=self.finish, headers=self.headers)
+        return self.stream_of(until_done(events))
+
+    def stream_of(self, events: AsyncGenerator[bytes]) -> EventStream:
+        """The response that sends `events`, which end by themselves and never raise."""
+        return EventStream(events, gone=self.abort, finish=self.finish, headers=self.headers)
 
 
 async def tokenised_if_long(server: ServerContext, prompts: Sequence[Any], *, add_special_tokens: bool) -> list[Any]:

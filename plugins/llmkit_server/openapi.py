@@ -20,14 +20,19 @@ _structs: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
 
 
 def describe(
-    body: type[BaseModel] | None = None, response: type[msgspec.Struct] | None = None, *, streams: bool = False
+    body: type[BaseModel] | None = None,
+    response: type[msgspec.Struct] | None = None,
+    *,
+    streams: bool = False,
+    error: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route. streams: with stream: true it sends events."""
+    """`openapi_extra` of a route. streams: with stream: true it sends events. error: the body of its errors."""
     extra: dict[str, Any] = {}
     if body is not None:
         _bodies[body.__name__] = body
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
     content: dict[str, Any] = {}
+    _structs[error.__name__] = error
     if response is not None:
         _structs[response.__name__] = response
         content["application/json"] = {"schema": _ref(response)}
@@ -37,7 +42,7 @@ def describe(
         "200": {"description": "Done.", **({"content": content} if content else {})},
         "default": {
             "description": "What is wrong.",
-            "content": {"application/json": {"schema": {"$ref": REF.format(name="ErrorBody")}}},
+            "content": {"application/json": {"schema": _ref(error)}},
         },
     }
     return extra
