@@ -17,6 +17,7 @@ import uvicorn
 from llmkit import AsyncLLM
 from llmkit.config import EngineConfig, ServerConfig
 from llmkit.errors import ConfigError
+from llmkit.registry import Registry, detect_environment
 from llmkit_server.app import create_app
 from llmkit_server.context import ServerContext
 from llmkit_server.listening import address_of, bound_socket
@@ -87,11 +88,13 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
     check_tls(settings)
     for name in settings.middleware:
         load_middleware(name)
+    registry = Registry.discover(config.plugins)
+    check_parsers(settings, registry)
     configure_logs(config)
     with bound_socket(settings) as listening:
         llm = AsyncLLM(config=config, progress=progress)
         try:
-            app = create_app(llm, settings)
+            app = create_app(llm, settings, registry)
             context: ServerContext = app.state.server
             server = Server(
                 uvicorn_config(app, settings),
@@ -111,6 +114,13 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run())
     return server.exit_code
+
+
+def check_parsers(settings: ServerConfig, registry: Registry) -> None:
+    """Raises PluginError if a parser that was asked for by name cannot be used, ConfigError for its options."""
+    for kind, choice in (("tool_parser", settings.tool_parser), ("reasoning_parser", settings.reasoning_parser)):
+        if choice not in (None, "auto"):
+            registry.create(kind, choice, detect_environment())
 
 
 def uvicorn_config(app: FastAPI, settings: ServerConfig) -> uvicorn.Config:
