@@ -15,6 +15,7 @@ from llmkit.registry import Registry, detect_environment
 from llmkit_server.admission import Admission, RateLimiter
 from llmkit_server.context import ServedModels, ServerContext
 from llmkit_server.errors import install_error_handlers
+from llmkit_server.metrics.http_counts import HttpMetrics
 from llmkit_server.middleware.anthropic_errors import AnthropicErrors
 from llmkit_server.middleware.body_limit import BodyLimit
 from llmkit_server.middleware.custom import load_middleware, wrap
@@ -22,13 +23,14 @@ from llmkit_server.middleware.keys import Keys
 from llmkit_server.middleware.request_log import RequestLog
 from llmkit_server.middleware.root_path import RootPath
 from llmkit_server.openapi import openapi_of
-from llmkit_server.routes import anthropic, chat, completions, control, health, models, tokens
+from llmkit_server.routes import anthropic, chat, completions, control, health, metrics, models, tokens
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
+    metrics.router,
     models.router,
     tokens.router,
     completions.router,
@@ -110,6 +112,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
             expose_headers=["x-request-id", "x-llmkit-unknown-fields", "retry-after"],
         )
     app.add_middleware(AnthropicErrors)
+    app.add_middleware(HttpMetrics, counts=app.state.server.http_counts)
     app.add_middleware(RequestLog, access_log=settings.access_log)
     if settings.root_path:
         app.add_middleware(RootPath, root_path=settings.root_path)

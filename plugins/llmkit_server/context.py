@@ -11,6 +11,8 @@ from starlette.requests import Request
 from llmkit.config import ServerConfig
 from llmkit_server.admission import Admission
 from llmkit_server.errors import RETRY_SOON, ApiError
+from llmkit_server.metrics.engine_watch import EngineWatch
+from llmkit_server.metrics.http_counts import HttpCounts
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -45,7 +47,8 @@ class ServerContext:
     """Everything about a running server. `app.state.server`.
 
     registry: the plugins of this process. draining: no new work is taken, the server is about to end.
-    tool_format, reasoning_format: of the parsers chosen. extras: for extensions, by their names.
+    tool_format, reasoning_format: of the parsers chosen. extras: for extensions, by their names. http_counts,
+    engine_watch: numbers about this server and its engine.
     """
 
     llm: AsyncLLM
@@ -57,6 +60,11 @@ class ServerContext:
     reasoning_format: ReasoningFormat | None = None
     draining: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
+    http_counts: HttpCounts = field(default_factory=HttpCounts)
+    engine_watch: EngineWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine_watch = EngineWatch(self.llm)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -14,6 +14,7 @@ import pytest
 
 from llmkit import AsyncLLM, EngineConfig, SamplingParams
 from llmkit.engine.async_client import EngineHealth
+from llmkit.errors import EngineError
 from llmkit.frontend.arguments import render_arguments
 from llmkit.frontend.async_request_loop import AsyncRequestLoop
 from llmkit.frontend.async_submission import Submission
@@ -23,6 +24,7 @@ from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.token_vocabulary import TokenVocabulary
 from llmkit.grammars.backends import GrammarBackends
 from llmkit.hookspecs import Environment
+from llmkit.metrics.requests import RequestTotals
 from llmkit.registry import Registry
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -123,7 +125,10 @@ class ScriptedLLM:
         self.limits = ModelLimits(self.tokenizer.vocab_size, 512, eos_token_ids=eos)
         template = ChatTemplate(TEMPLATE, self.tokenizer.special_tokens)
         self.input_processor = InputProcessor(self.limits, self.tokenizer, template, self._grammars(eos))
-        self._loop = AsyncRequestLoop(self.engine, OutputProcessor(self.tokenizer))
+        self.totals = RequestTotals(512)
+        self._loop = AsyncRequestLoop(self.engine, OutputProcessor(self.tokenizer, self.totals))
+        self.on_request_ended = self._loop.on_ended
+        self.on_request_ended.append(self.totals.ended)
 
     def _grammars(self, eos: frozenset[int]) -> GrammarBackends:
         """Constraints are checked at the door, as they are for a real model."""
@@ -134,6 +139,9 @@ class ScriptedLLM:
     @property
     def health(self) -> EngineHealth:
         return self.engine.health
+
+    async def snapshot(self) -> Any:
+        raise EngineError("scripted")
 
     @property
     def num_unfinished(self) -> int:

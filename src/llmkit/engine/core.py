@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from llmkit.engine.sleeping import Sleeper
 from llmkit.engine.stats import EngineStats, StepStats, StepSummary
 from llmkit.errors import EngineClosedError, EngineError, described, is_out_of_memory
 from llmkit.hookspecs.executor import Executor, StepHandle
+from llmkit.metrics.histogram import STEP_TOKENS, Histogram
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -77,6 +79,8 @@ class EngineCore:
         self._closed = False
         self.sleeper = Sleeper(scheduler, executor)
         self.recent_steps: deque[StepSummary] = deque(maxlen=RECENT_STEPS)
+        self.engine_id = uuid.uuid4().hex
+        self.step_tokens = Histogram(STEP_TOKENS)
         self.on_plan: Callable[[StepPlan], None] | None = None
         """Told of every plan before it is carried out."""
 
@@ -277,7 +281,9 @@ class EngineCore:
         self._fail(plan, f"The step failed: {described(error)}", ran=ran)
 
     def _update(self, plan: StepPlan, result: StepResult | None) -> list[EngineOutput]:
-        self._num_steps += plan.num_rows > 0
+        if plan.num_rows:
+            self._num_steps += 1
+            self.step_tokens.observe(plan.num_tokens)
         if result is None:
             return []
         try:

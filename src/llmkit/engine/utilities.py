@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from llmkit.engine.factory import Engine
     from llmkit.engine.stats import EngineStats, StepSummary
     from llmkit.kv_cache.stats import KVMap
-    from llmkit.registry import PluginTiming
+    from llmkit.metrics.engine import EngineSnapshot
+    from llmkit.registry import PluginTiming, Selection
 
 
 def stats(engine: Engine) -> EngineStats:
@@ -65,6 +66,20 @@ def stop_profile(engine: Engine) -> str:
     return engine.core.executor.stop_profile()
 
 
+def snapshot(engine: Engine) -> EngineSnapshot:
+    """`stats` and what else metrics are made of."""
+    from llmkit.metrics.engine import EngineSnapshot, plugin_calls
+
+    core = engine.core
+    calls = plugin_calls(engine.prepared.registry.timings)
+    return EngineSnapshot(core.engine_id, core.stats(), core.step_tokens.counts(), calls)
+
+
+def selections(engine: Engine) -> tuple[Selection, ...]:
+    """The plugins that were chosen, and why."""
+    return tuple(engine.prepared.registry.selections)
+
+
 UTILITIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         function.__name__: function
@@ -72,6 +87,8 @@ UTILITIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
             stats,
             reset_prefix_cache,
             plugin_timings,
+            snapshot,
+            selections,
             kv_map,
             recent_steps,
             sleep,

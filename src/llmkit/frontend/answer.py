@@ -18,6 +18,8 @@ class Answer:
         params = request.sampling_params
         self.index = index
         self.finish_reason: FinishReason | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
         self._stop_reason: int | str | None = None
         self._tokenizer = tokenizer
         self._wants_logprobs = params.logprobs is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from llmkit.frontend.generation_defaults import default_sampling_params
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits
 from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.prompts import Prompt, RequestOptions
+from llmkit.metrics.requests import RequestTotals
 from llmkit.requests.message import Pooling
 from llmkit.requests.output import EmbeddingOutput, RequestOutput
 from llmkit.requests.sampling_params import SamplingParams
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from llmkit.execution.setup import LoadProgress
     from llmkit.frontend.tokenizer import Tokenizer
     from llmkit.kv_cache.stats import KVMap
-    from llmkit.registry import PluginTiming, Registry
+    from llmkit.metrics.engine import EngineSnapshot
+    from llmkit.metrics.record import RequestRecord
+    from llmkit.registry import PluginTiming, Registry, Selection
 
 
 class AsyncLLM:
@@ -61,7 +64,9 @@ class AsyncLLM:
         self.config = prepared.config
         self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}
         client = start_async_client(prepared, progress, process=process)
-        self._loop = AsyncRequestLoop(client, OutputProcessor(prepared.tokenizer))
+        self.totals = RequestTotals(self.limits.max_model_len)
+        self._loop = AsyncRequestLoop(client, OutputProcessor(prepared.tokenizer, self.totals))
+        self._loop.on_ended.append(self.totals.ended)
 
     # Generating
 
@@ -184,6 +189,12 @@ class AsyncLLM:
         return self._loop.num_unfinished
 
     @property
+    def on_request_ended(self) -> list[Callable[[RequestRecord], None]]:
+        """Called, where the event loop runs, with the record of every request that ends; to be added to. They must be
+        quick; what they raise is logged."""
+        return self._loop.on_ended
+
+    @property
     def health(self) -> EngineHealth:
         """How the engine is; does not wait."""
         return self._loop.client.health
@@ -194,6 +205,15 @@ class AsyncLLM:
         """A snapshot of queues, cache and counters."""
         stats: EngineStats = await self._loop.client.call("stats")
         return stats
+
+    async def snapshot(self) -> EngineSnapshot:
+        """`stats`, and what else the engine's metrics are made of."""
+        snapshot: EngineSnapshot = await self._loop.client.call("snapshot")
+        return snapshot
+
+    async def selections(self) -> tuple[Selection, ...]:
+        """The plugins that the engine was built from, and why they were chosen."""
+        return tuple(await self._loop.client.call("selections"))
 
     async def plugin_timings(self) -> tuple[PluginTiming, ...]:
         """See `LLM.plugin_timings`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llmkit.engine.async_client import AsyncEngineClient
@@ -15,6 +16,7 @@ from llmkit.errors import (
     EngineDrainingError,
     EngineError,
     InvalidRequestError,
+    RequestTimeoutError,
     described,
     renewed,
     shown,
@@ -22,7 +24,8 @@ from llmkit.errors import (
 from llmkit.frontend.async_submission import Inbox, Submission, timeout_error
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import OutputProcessor, RequestState
-from llmkit.requests.message import EngineOutput
+from llmkit.metrics.record import RequestRecord
+from llmkit.requests.message import EngineOutput, FinishReason
 
 logger = logging.getLogger("llmkit.frontend")
 
@@ -38,7 +41,8 @@ _Open = tuple[RequestState, Inbox, asyncio.TimerHandle | None]
 class AsyncRequestLoop:
     """Used from one event loop; when that is closed, from another one, which finds none of the old one's requests.
 
-    The reading task starts with the first request.
+    The reading task starts with the first request. on_ended: called with the record of every request that ends; what
+    they raise is logged.
     """
 
     def __init__(self, client: AsyncEngineClient, outputs: OutputProcessor) -> None:
@@ -50,6 +54,7 @@ class AsyncRequestLoop:
         self._idle = asyncio.Event()
         self._draining = False
         self._end: EngineError | None = None
+        self.on_ended: list[Callable[[RequestRecord], None]] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -160,6 +165,14 @@ class AsyncRequestLoop:
             opened = self._open.get(request_id)
             if opened is not None and opened[0].finished:
                 self._remove(request_id)
+                self._tell_ended(opened[0].record())
+
+    def _tell_ended(self, record: RequestRecord) -> None:
+        for tell in self.on_ended:
+            try:
+                tell(record)
+            except Exception:
+                logger.exception("%r failed over the end of request %r", tell, record.request_id)
 
     def _remove(self, request_id: str) -> tuple[RequestState, Inbox]:
         state, inbox, timer = self._open.pop(request_id)
@@ -180,11 +193,14 @@ class AsyncRequestLoop:
         self._outputs.drop(ids)
         for request_id in ids:
             state, inbox = self._remove(request_id)
+            state.metrics.finished_time = time.monotonic()
             if error is None:
                 state.end("abort")
                 inbox.notify(state)
             else:
                 inbox.fail(error)
+            reason: FinishReason = "abort" if error is None or isinstance(error, RequestTimeoutError) else "error"
+            self._tell_ended(state.record(reason, None if error is None else error.message))
         if self._end is None:
             self.client.abort(ids)
 

@@ -46,11 +46,14 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request for the engine, and what its outputs will show: the user's id for it and the prompt's text."""
+    """A request for the engine, and what its outputs will show: the user's id for it and the prompt's text.
+
+    trace_headers: as of RequestOptions."""
 
     engine_request: EngineRequest
     request_id: str
     prompt: str | None
+    trace_headers: Mapping[str, str] | None = None
 
 
 class InputProcessor:
@@ -117,7 +120,7 @@ class InputProcessor:
             kv_transfer_params=checked_transfer_params(options.kv_transfer_params),
             grammar=self._grammar_task(params) if max_tokens > 0 else None,
         )
-        return PreparedRequest(request, request_id, text)
+        return PreparedRequest(request, request_id, text, options.trace_headers)
 
     def prepare_embedding(
         self, prompt: Any, params: EmbeddingParams, options: RequestOptions | None = None

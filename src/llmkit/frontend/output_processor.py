@@ -13,6 +13,8 @@ from llmkit.frontend.answer import Answer
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.logprob_text import with_decoded_tokens
 from llmkit.frontend.tokenizer import Tokenizer
+from llmkit.metrics.record import RequestRecord
+from llmkit.metrics.requests import RequestTotals
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, FinishReason
 from llmkit.requests.output import RequestMetrics, RequestOutput
@@ -41,6 +43,7 @@ class RequestState:
     error: str | None = None
     error_param: str | None = None
     embedding: list[float] | None = None
+    prompt_counted: bool = False
 
     @property
     def finished(self) -> bool:
@@ -86,12 +89,37 @@ class RequestState:
         for answer in self.answers:
             answer.end(reason)
 
+    def record(self, reason: FinishReason = "abort", error: str | None = None) -> RequestRecord:
+        """The request as it has ended. reason: of answers that were cut off; error: what its reader is told then."""
+        prepared, answers = self.prepared, self.answers
+        request = prepared.engine_request
+        spans = [(answer.first_token_time, answer.last_token_time) for answer in answers]
+        return RequestRecord(
+            request_id=prepared.request_id,
+            user=request.user,
+            prompt=prepared.prompt,
+            params=request.sampling_params,
+            max_tokens=request.max_tokens,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=sum(answer.num_tokens for answer in answers),
+            num_cached_tokens=self.num_cached_tokens,
+            finish_reasons=tuple(answer.finish_reason or reason for answer in answers),
+            metrics=self.metrics,
+            num_intervals=sum(answer.num_tokens - 1 for answer in answers if answer.num_tokens),
+            decode_s=sum(last - first for first, last in spans if first is not None and last is not None),
+            error=error or self.error,
+            trace_headers=prepared.trace_headers,
+        )
+
 
 class OutputProcessor:
-    """Turns EngineOutputs into RequestOutputs. One owner of all requests that are under way."""
+    """Turns EngineOutputs into RequestOutputs. One owner of all requests that are under way.
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    totals: counts their tokens; whoever ends requests counts the ends."""
+
+    def __init__(self, tokenizer: Tokenizer | None, totals: RequestTotals | None = None) -> None:
         self._tokenizer = tokenizer
+        self._totals = totals
         self._requests: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
@@ -166,9 +194,6 @@ class OutputProcessor:
             state.prompt_logprobs = (state.prompt_logprobs or []) + [
                 entry and with_decoded_tokens(entry, self._tokenizer) for entry in output.prompt_logprobs
             ]
-        if output.new_token_ids:
-            state.metrics.first_token_time = state.metrics.first_token_time or now
-            state.metrics.last_token_time = now
         if state.kv_transfer_params is None:
             state.kv_transfer_params = output.kv_transfer_params
         if output.embedding is not None:
@@ -176,5 +201,26 @@ class OutputProcessor:
         if output.error is not None:
             state.error, state.error_param = output.error, output.error_param
         answer = state.answers[output.index]
+        before = answer.num_tokens
         answer.apply(output)
+        if output.new_token_ids or output.finish_reason is not None:
+            self._count(state, answer, answer.num_tokens - before, now)
         return answer.finish_reason is not None and output.finish_reason is None
+
+    def _count(self, state: RequestState, answer: Answer, num_new: int, now: float) -> None:
+        """Note times and totals of `num_new` tokens that `answer` has got, or of its end."""
+        metrics, totals = state.metrics, self._totals
+        if totals is not None and not state.prompt_counted and answer.finish_reason != "error":
+            state.prompt_counted = True
+            totals.prompt_done(len(state.prepared.engine_request.prompt_token_ids), state.num_cached_tokens)
+        if not num_new:
+            return
+        if totals is not None:
+            if metrics.first_token_time is None:
+                totals.first_token(now - metrics.arrival_time)
+            last = answer.last_token_time
+            totals.tokens(num_new, None if last is None else now - last)
+        if answer.first_token_time is None:
+            answer.first_token_time = now
+            metrics.first_token_time = metrics.first_token_time or now
+        answer.last_token_time = metrics.last_token_time = now

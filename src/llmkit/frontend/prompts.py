@@ -31,6 +31,7 @@ class RequestOptions:
     truncate_prompt_tokens: keep only that many tokens, the last ones; -1: as many as the context takes.
     add_special_tokens: whether the tokenizer adds its own to a text prompt (BOS); chats never get them twice.
     kv_transfer_params: for the connector, a JSON object; refused if there is none.
+    trace_headers: `traceparent` and its companions, of the trace that the request belongs to.
     """
 
     request_id: str | None = None
@@ -40,6 +41,7 @@ class RequestOptions:
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool = True
     kv_transfer_params: Mapping[str, Any] | None = None
+    trace_headers: Mapping[str, str] | None = None
 
 
 def options_each(options: Any, count: int, **fields: Any) -> list[Any]:

@@ -65,7 +65,8 @@ class SequenceMemory:
 
         False if there is none; the request then holds no blocks. `start` must come from the call before.
         """
-        first = not request.counted and request.group.leader is request
+        # Prefixes are counted once: not what a preemption, or an engine that has died, makes them look up again.
+        first = not (request.counted or request.request.prior_outputs) and request.group.leader is request
         if start.swapped:
             placed = self.manager.swap_in(request, num_tokens)
         else:

@@ -13,7 +13,7 @@ from llmkit.engine.process import messages
 from llmkit.engine.process.messages import Call
 from llmkit.errors import EngineError
 
-READ_ONLY = frozenset({"stats", "kv_map", "is_sleeping", "plugin_timings", "recent_steps"})
+READ_ONLY = frozenset({"stats", "kv_map", "is_sleeping", "plugin_timings", "recent_steps", "selections", "snapshot"})
 """Utilities that change nothing: when the process has died over one, the next process is asked again."""
 
 

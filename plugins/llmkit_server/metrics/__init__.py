@@ -1,0 +1,1 @@
+"""The server's and the engine's numbers in Prometheus' form."""

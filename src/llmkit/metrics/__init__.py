@@ -1,0 +1,1 @@
+"""What requests and steps add up to: plain numbers, for whoever shows them."""
