@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import llmkit
+from llmkit.errors import EngineClosedError, EngineDeadError, EngineError
 from llmkit_server.context import ServerContext, context_of
 from llmkit_server.errors import ApiError, bad_request
 from llmkit_server.openapi import describe
@@ -36,7 +39,7 @@ class ServerInfo(msgspec.Struct):
 
 @router.post("/sleep", openapi_extra=describe())
 async def sleep(request: Request) -> Response:
-    """Stop taking steps. ?level=0: only that; 1: drop the cache, move weights to host memory; 2: drop both."""
+    """Take no steps; requests wait. ?level=0: only that; 1: free the cache, on a GPU the weights too; 2: free both."""
     level = request.query_params.get("level", "1")
     if level not in ("0", "1", "2"):
         raise bad_request("level must be 0, 1 or 2.", "level")
@@ -82,15 +85,17 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 @router.post("/start_profile", openapi_extra=describe())
 async def start_profile(request: Request) -> Response:
-    """Begin a trace of the engine with torch's profiler."""
-    await context_of(request).llm.start_profile()
+    """Begin a trace of the engine with torch's profiler; 409 if one goes on."""
+    with _conflicts():
+        await context_of(request).llm.start_profile()
     return Response()
 
 
 @router.post("/stop_profile", openapi_extra=describe(response=Profile))
 async def stop_profile(request: Request) -> Response:
-    """End the trace; where its file is."""
-    path: Path = await context_of(request).llm.stop_profile()
+    """End the trace; where its file is. 409 if there is none."""
+    with _conflicts():
+        path: Path = await context_of(request).llm.stop_profile()
     return json_response(Profile(str(path)))
 
 
@@ -99,6 +104,17 @@ async def server_info(request: Request) -> Response:
     """Version, settings without secrets, and the engine's numbers."""
     server = context_of(request)
     return json_response(ServerInfo(llmkit.__version__, shown_config(server), await server.llm.stats()))
+
+
+@contextmanager
+def _conflicts() -> Iterator[None]:
+    """What the engine cannot do in its present state is a 409."""
+    try:
+        yield
+    except (EngineClosedError, EngineDeadError):
+        raise
+    except EngineError as error:
+        raise ApiError(409, str(error)) from error
 
 
 def shown_config(server: ServerContext) -> dict[str, Any]:
