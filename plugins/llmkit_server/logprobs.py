@@ -38,7 +38,7 @@ class TokenNames:
         self._tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
 
-    def bytes(self, token_id: int) -> list[int] | None:
+    def data(self, token_id: int) -> list[int] | None:
         """The bytes that the token stands for; None if that is not known."""
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
 
@@ -71,9 +71,9 @@ def chat_logprobs(positions: Iterable[PositionLogprobs], top: int, names: TokenN
         TokenLogprob(
             names.text(position.token_ids[0]),
             finite(position.logprobs[0]),
-            names.bytes(position.token_ids[0]),
+            names.data(position.token_ids[0]),
             [
-                TopLogprob(names.text(position.token_ids[i]), position.logprobs[i], names.bytes(position.token_ids[i]))
+                TopLogprob(names.text(position.token_ids[i]), position.logprobs[i], names.data(position.token_ids[i]))
                 for i in alternatives(position, top)
             ],
         )

@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+from starlette._utils import get_route_path
 from starlette.datastructures import MutableHeaders
-from starlette.routing import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmkit_server.errors import ErrorBody

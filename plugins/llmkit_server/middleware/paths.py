@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.routing import get_route_path
+from starlette._utils import get_route_path
 from starlette.types import Scope
 
 _GUARDED_ROOTS = ("/v1", "/v2", "/inference")

@@ -12,7 +12,7 @@ from llmkit_server.protocol.base import GenerationBody, PromptLogprobs, Usage, i
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
-_PROMPT = {
+_PROMPT: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
