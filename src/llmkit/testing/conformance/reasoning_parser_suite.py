@@ -73,6 +73,17 @@ def test_nothing_is_lost(form: ReasoningFormat) -> None:
             assert part.strip() in text[:end]
 
 
+def test_what_may_be_a_mark_is_not_lost(form: ReasoningFormat) -> None:
+    """An answer that breaks off within the mark at the end of the block: so far it is reasoning."""
+    text = form.written("alpha", "beta")
+    begin = text.index("alpha")
+    for end in range(begin + 1, len(text)):
+        if read_reasoning(form.parser(""), [f"{text[:end]}beta"])[1]:
+            break  # the mark is complete
+        reasoning, _ = read_reasoning(form.parser(""), [text[:end]])
+        assert reasoning.strip() == text[begin:end].strip()
+
+
 def test_reasoning_arrives_before_it_ends(form: ReasoningFormat) -> None:
     parser = form.parser("")
     text = form.written("word " * 50, "answer " * 50)
