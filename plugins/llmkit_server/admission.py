@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from llmkit.errors import InvalidRequestError
 from llmkit_server.errors import ApiError
 from llmkit_server.limits import MAX_CLIENTS
 
@@ -24,8 +25,8 @@ class Admission:
 
     @contextmanager
     def enter(self, num_sequences: int) -> Iterator[None]:
-        """Room for a request of `num_sequences` answers while it runs. Raises ApiError: 400 if it is more than can
-        ever be taken, 429 if the queue is full."""
+        """Room for a request of `num_sequences` answers while it runs. Raises InvalidRequestError if it is more
+        than can ever be taken, ApiError 429 if the queue is full."""
         self.take(num_sequences)
         try:
             yield
@@ -35,8 +36,7 @@ class Admission:
     def take(self, num_sequences: int) -> None:
         """`enter` for those who cannot use a with-block; `give_back` must follow."""
         if num_sequences > self.capacity:
-            raise ApiError(
-                400,
+            raise InvalidRequestError(
                 f"The request asks for {num_sequences} answers; this server takes {self.capacity} at a time.",
                 param="n",
             )

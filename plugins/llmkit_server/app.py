@@ -23,7 +23,18 @@ from llmkit_server.middleware.keys import Keys
 from llmkit_server.middleware.request_log import RequestLog
 from llmkit_server.middleware.root_path import RootPath
 from llmkit_server.openapi import openapi_of
-from llmkit_server.routes import anthropic, chat, completions, control, health, metrics, models, tokens
+from llmkit_server.routes import (
+    anthropic,
+    chat,
+    completions,
+    control,
+    embeddings,
+    health,
+    inference,
+    metrics,
+    models,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -36,6 +47,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     completions.router,
     chat.router,
     anthropic.router,
+    embeddings.router,
+    inference.router,
 )
 """What is always served. A new endpoint is a module in `routes` and its router here."""
 

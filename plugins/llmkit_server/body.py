@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,9 +98,10 @@ def _json_type(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def unknown_fields_headers(body: RequestBody, request_id: str) -> dict[str, str]:
-    """The header that names fields of the body which nothing reads, if there are any; a line in the log says so too."""
-    unknown = sorted(body.model_extra or ())
+def unknown_fields_headers(body: RequestBody, request_id: str, more: Iterable[str] = ()) -> dict[str, str]:
+    """The header that names fields of the body which nothing reads, if there are any; a line in the log says so too.
+    more: such fields within others."""
+    unknown = sorted([*(body.model_extra or ()), *more])
     if not unknown:
         return {}
     named = [_header_word(name) for name in unknown[:MAX_FIELDS_NAMED]]

@@ -39,7 +39,7 @@ DEFAULT_MAX_TOKENS = 16
 async def answer_completion(server: ServerContext, request: Request, body: CompletionRequest) -> Response:
     """Runs a completion request. Raises what `Generation.start` does."""
     model = server.models.resolve(body.model)
-    prompts = prompts_of(body)
+    prompts = prompts_of(body.prompt, "prompt")
     _check_fields(body)
     request_id = request_id_of(request, body)
     names = {"structured_outputs": constraint_field(body)}
@@ -56,21 +56,20 @@ async def answer_completion(server: ServerContext, request: Request, body: Compl
     return json_response(writer.response(await generation.whole()), generation.headers)
 
 
-def prompts_of(body: CompletionRequest) -> list[Any]:
-    """The prompts, each a text or a list of token ids. Raises ApiError for anything else."""
-    prompt = body.prompt
+def prompts_of(prompt: Any, param: str) -> list[Any]:
+    """The prompts in the field `param`, each a text or a list of token ids. Raises ApiError for anything else."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise bad_request("prompt must be a text, token ids, or a list of either.", "prompt")
+        raise bad_request(f"{param} must be a text, token ids, or a list of either.", param)
     if not prompt:
-        raise bad_request("prompt must not be empty.", "prompt")
+        raise bad_request(f"{param} must not be empty.", param)
     if all(type(item) is int for item in prompt):
         return [prompt]
     if not all(isinstance(item, str) for item in prompt) and not all(isinstance(item, list) for item in prompt):
-        raise bad_request("prompt must be a text, token ids, or a list of either.", "prompt")
+        raise bad_request(f"{param} must be a text, token ids, or a list of either.", param)
     if len(prompt) > MAX_PROMPTS:
-        raise bad_request(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}.", "prompt")
+        raise bad_request(f"{param} may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}.", param)
     return prompt
 
 

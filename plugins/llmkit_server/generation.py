@@ -51,7 +51,8 @@ class Generation:
         """
         server = self._server
         server.check_ready()
-        server.admission.take(params.n * len(prompts))
+        with named_for(self._names):
+            server.admission.take(params.n * len(prompts))
         self._num_sequences = params.n * len(prompts)
         try:
             with named_for(self._names):

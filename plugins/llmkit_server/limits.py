@@ -5,7 +5,7 @@ MAX_DEPTH = 128
 """Levels of lists and objects in a body."""
 
 MAX_PROMPTS = 2048
-"""Prompts of one completion request."""
+"""Prompts of one completion request; inputs of one request for embeddings."""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256

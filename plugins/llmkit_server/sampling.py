@@ -13,7 +13,7 @@ from llmkit.errors import InvalidRequestError
 from llmkit.requests.response_format import FIELDS, constraint_of
 from llmkit_server.errors import bad_request
 from llmkit_server.middleware.request_log import REQUEST_ID_HEADER, usable_request_id
-from llmkit_server.protocol.base import GenerationBody
+from llmkit_server.protocol.base import EngineFields, GenerationBody, StreamFields
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -56,11 +56,11 @@ def sampling_params(llm: AsyncLLM, body: GenerationBody, **fixed: Any) -> Sampli
 
 
 def request_options(
-    request: Request, body: GenerationBody, request_id: str, *, add_special_tokens: bool
+    request: Request, body: EngineFields, request_id: str, *, add_special_tokens: bool
 ) -> RequestOptions:
     """Options of the engine's request. add_special_tokens: unless the body says. Without `user`, the client's key or
     address stands for the user, so that shares are fair whoever names himself."""
-    given = body.add_special_tokens
+    given = getattr(body, "add_special_tokens", None)
     return RequestOptions(
         request_id=request_id,
         priority=0 if body.priority is None else body.priority,
@@ -72,7 +72,7 @@ def request_options(
     )
 
 
-def request_id_of(request: Request, body: GenerationBody) -> str:
+def request_id_of(request: Request, body: EngineFields) -> str:
     """The id of a request: the header X-Request-Id, else the body's, else a new one. Raises ApiError for one that
     could not stand in a log."""
     header = request.headers.get(REQUEST_ID_HEADER)
@@ -86,10 +86,15 @@ def request_id_of(request: Request, body: GenerationBody) -> str:
 
 def check_stream_fields(body: GenerationBody) -> None:
     """Raises ApiError for fields that go with a stream only, or not with one."""
-    if body.stream_options is not None and not body.streams:
-        raise bad_request("stream_options goes with stream: true only.", "stream_options")
+    check_stream_options(body)
     if body.streams and body.prompt_logprobs:
         raise bad_request("prompt_logprobs does not go with stream: true.", "prompt_logprobs")
+
+
+def check_stream_options(body: StreamFields) -> None:
+    """Raises ApiError for stream_options without a stream."""
+    if body.stream_options is not None and not body.streams:
+        raise bad_request("stream_options goes with stream: true only.", "stream_options")
 
 
 def constraint_field(body: GenerationBody) -> str:

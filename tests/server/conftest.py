@@ -19,6 +19,7 @@ from llmkit.frontend.arguments import render_arguments
 from llmkit.frontend.async_request_loop import AsyncRequestLoop
 from llmkit.frontend.async_submission import Submission
 from llmkit.frontend.chat_template import ChatTemplate
+from llmkit.frontend.embedding import EmbeddingParams
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits
 from llmkit.frontend.output_processor import OutputProcessor
 from llmkit.frontend.token_vocabulary import TokenVocabulary
@@ -28,6 +29,7 @@ from llmkit.metrics.requests import RequestTotals
 from llmkit.registry import Registry
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput, EngineRequest
+from llmkit.requests.output import EmbeddingOutput
 from llmkit.testing.byte_tokenizer import ByteTokenizer
 from llmkit_server.app import create_app
 from llmkit_server.run import Server, uvicorn_config
@@ -84,6 +86,10 @@ class ScriptedEngine:
         request, ids = self._running[request_id, index]
         params = request.sampling_params
         output = EngineOutput(request_id=request_id, index=index, new_token_ids=[])
+        if request.pooling is not None and self.refuse is None:
+            del self._running[request_id, index]
+            output.finish_reason, output.embedding = "length", [3.0, 4.0, float(len(request.prompt_token_ids)), 0.0]
+            return output
         done = len(self.tokenizer.encode(self.answers[index % len(self.answers)])) + 1 - len(ids)
         if self.refuse is not None:
             output.finish_reason, (output.error, output.error_param) = "error", self.refuse
@@ -122,7 +128,7 @@ class ScriptedLLM:
             extensions=extensions,
         )
         eos = frozenset({self.tokenizer.eos_token_id})
-        self.limits = ModelLimits(self.tokenizer.vocab_size, 512, eos_token_ids=eos)
+        self.limits = ModelLimits(self.tokenizer.vocab_size, 512, eos_token_ids=eos, hidden_size=4)
         template = ChatTemplate(TEMPLATE, self.tokenizer.special_tokens)
         self.input_processor = InputProcessor(self.limits, self.tokenizer, template, self._grammars(eos))
         self.totals = RequestTotals(512)
@@ -163,6 +169,12 @@ class ScriptedLLM:
         return self._loop.submit(
             self.input_processor.prepare(prompt, params, options, chat_arguments=arguments), timeout
         )
+
+    async def embed(self, prompt: Any, *, options: Any = None, timeout: Any = None, **fields: Any) -> EmbeddingOutput:
+        params = EmbeddingParams(**fields)
+        submission = self._loop.submit(self.input_processor.prepare_embedding(prompt, params, options), timeout)
+        await submission.first()
+        return params.output(await anext(submission))
 
 
 class Served:

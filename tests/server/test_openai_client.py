@@ -96,3 +96,21 @@ def test_errors_are_the_clients_own(client):
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["smol", "alias"]
     assert client.models.retrieve("alias").owned_by == "llmkit"
+
+
+@pytest.mark.parametrize("encoding", [openai.omit, "float"])
+def test_embeddings(client, live, encoding):
+    """The client itself asks for base64 if nothing is said."""
+    texts = ["The cat sat on the mat.", "A cat was sitting on a mat.", "Interest rates rose by two percent."]
+    answer = client.embeddings.create(model="smol", input=texts, encoding_format=encoding)
+    cat, again, money = (item.embedding for item in answer.data)
+    assert len(cat) == 576
+    assert sum(x * x for x in cat) == pytest.approx(1, abs=1e-5)
+    assert sum(x * y for x, y in zip(cat, again, strict=True)) > sum(x * y for x, y in zip(cat, money, strict=True))
+    assert answer.usage.prompt_tokens == sum(len(live.llm.tokenizer.encode(text)) for text in texts)
+    short = client.embeddings.create(
+        model="smol", input=live.llm.tokenizer.encode(texts[0]), dimensions=64, encoding_format=encoding
+    )
+    (vector,) = (item.embedding for item in short.data)
+    length = sum(x * x for x in cat[:64]) ** 0.5
+    assert vector == pytest.approx([x / length for x in cat[:64]], abs=1e-5)

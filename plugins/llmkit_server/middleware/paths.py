@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette._utils import get_route_path
 from starlette.types import Scope
 
-_GUARDED_ROOTS = ("/v1", "/v2", "/inference")
+_GUARDED_ROOTS = ("/v1", "/v2", "/inference", "/pooling", "/classify", "/score", "/rerank")
 
 CONTROL_PATHS = (
     "/sleep",

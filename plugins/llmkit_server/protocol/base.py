@@ -72,7 +72,37 @@ _IDS = {"type": "integer", "minimum": 0}
 _STRINGS = {"type": "string", "minLength": 1}
 
 
-class GenerationBody(RequestBody):
+class EngineFields(RequestBody):
+    """What any request to the engine may carry besides its prompt. Checked by the engine."""
+
+    truncate_prompt_tokens: Any = integer(-1, 2**31 - 1)
+    priority: Any = integer(-(2**31), 2**31 - 1)
+    request_id: Any = nullable(type="string", minLength=1, maxLength=256)
+    cache_salt: Any = nullable(type="string", minLength=1)
+    kv_transfer_params: Any = nullable(type="object")
+    user: str | None = Field(default=None, max_length=MAX_USER_CHARS)
+
+
+class StreamFields(RequestBody):
+    """Whether the answer comes in pieces, and whether they say how many tokens there were."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class GenerationBody(EngineFields, StreamFields):
     """Everything that completions and chats share. Ranges are checked by SamplingParams."""
 
     n: Any = integer(1, sampling.MAX_N)
@@ -106,31 +136,10 @@ class GenerationBody(RequestBody):
     guided_grammar: Any = nullable(type="string")
     guided_whitespace_pattern: Any = nullable(type="string")
 
-    truncate_prompt_tokens: Any = integer(-1, 2**31 - 1)
     add_special_tokens: bool | None = None
-    priority: Any = integer(-(2**31), 2**31 - 1)
-    request_id: Any = nullable(type="string", minLength=1, maxLength=256)
-    cache_salt: Any = nullable(type="string", minLength=1)
-    kv_transfer_params: Any = nullable(type="object")
-    user: str | None = Field(default=None, max_length=MAX_USER_CHARS)
-
     echo: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.stream)
-
-    @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class ChatPromptFields(RequestBody):

@@ -10,9 +10,9 @@ from pydantic import Field
 from llmkit_server.limits import MAX_PROMPTS
 from llmkit_server.protocol.base import GenerationBody, PromptLogprobs, Usage, integer, nullable
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
-_PROMPT: dict[str, Any] = {
+PROMPT: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
@@ -25,7 +25,7 @@ _PROMPT: dict[str, Any] = {
 class CompletionRequest(GenerationBody):
     """prompt: text, texts, token ids, or lists of ids. logprobs: how many at each position, besides the token's own."""
 
-    prompt: Any = Field(json_schema_extra=_PROMPT)
+    prompt: Any = Field(json_schema_extra=PROMPT)
     logprobs: Any = integer(0, 2**31 - 1)
     suffix: Any = nullable(type="string")
     best_of: Any = integer(1, 2**31 - 1)
