@@ -171,7 +171,7 @@ def test_options_go_to_the_plugin_they_name():
     assert parse_targets(["scheduler:priority"], [], "cpu", settings)[0].options.aging_s == 9
     (only,) = parse_targets(["scheduler:priority"], ["aging-s=7"], "cpu")
     assert only.options.aging_s == 7
-    assert only.create()._levels_per_second == pytest.approx(1 / 7)
+    assert only.create().starvation_bound_s == 2 * 100 * 7
 
 
 @pytest.mark.parametrize("text", ["aging_s=1", "aging_s", "=1"])

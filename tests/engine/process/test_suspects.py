@@ -34,10 +34,17 @@ def test_one_crash_condemns_nobody(journal):
     assert not suspects.any_on_trial
 
 
-def test_the_only_one_in_two_crashes_is_guilty(journal):
+def test_whoever_was_alone_in_the_second_crash_is_guilty(journal):
     suspects = Suspects(journal)
     crash(journal, suspects, ["a", "b"])
-    assert crash(journal, suspects, ["b", "c"]) == ("b", ["a", "c", "d"])
+    assert crash(journal, suspects, ["b"]) == ("b", ["a", "c", "d"])
+
+
+def test_the_only_suspect_in_company_is_tried_first(journal):
+    suspects = Suspects(journal)
+    crash(journal, suspects, ["a", "b"])
+    assert crash(journal, suspects, ["b", "c"]) == (None, list("acdb"))
+    assert crash(journal, suspects, ["b", "d"]) == ("b", ["a", "c", "d"])
 
 
 def test_several_in_two_crashes_are_tried_one_by_one(journal):

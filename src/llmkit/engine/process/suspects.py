@@ -2,8 +2,9 @@
 
 A crash makes suspects of all requests that were part of the steps under way. Most are innocent: the process was killed
 from outside, or another request was to blame. Whoever comes further afterwards is cleared. A request that was part of a
-second crash without that fails, if it is the only one; several of them are tried one after the other, each beside
-requests that nobody suspects, until it is cleared or, in a third crash, found.
+second crash without that fails if it was computed alone. In company it need not be to blame, be it the only suspect:
+after a slow restart it may not have had the time to come further. It is tried, and so are others like it, one after the
+other, each beside requests that nobody suspects, until it is cleared or, in a third crash, found.
 """
 
 from __future__ import annotations
@@ -24,18 +25,14 @@ class Suspects:
 
     def crashed(self, request_ids: Iterable[str]) -> Entry | None:
         """The process has died while these requests were computed. Returns the one that is found guilty, if any."""
-        repeated: list[Entry] = []
-        for request_id in request_ids:
-            entry = self._journal.get(request_id)
-            if entry is None:
-                continue
+        computed = [entry for request_id in request_ids if (entry := self._journal.get(request_id)) is not None]
+        for entry in computed:
             entry.strikes = 1 if _is_cleared(entry) else entry.strikes + 1
             entry.tokens_at_strike = entry.num_tokens
-            if entry.strikes > 1:
-                repeated.append(entry)
-        most = max((entry.strikes for entry in repeated), default=0)
-        worst = [entry for entry in repeated if entry.strikes == most]
-        return worst[0] if len(worst) == 1 else None
+        most = max((entry.strikes for entry in computed), default=0)
+        worst = [entry for entry in computed if entry.strikes == most]
+        enough = 2 if len(computed) == 1 else 3
+        return worst[0] if len(worst) == 1 and most >= enough else None
 
     def admitted(self) -> list[Entry]:
         """The entries that may be computed now and have not been sent: all that are not on trial, and the first of
