@@ -52,6 +52,9 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 """What is always served. A new endpoint is a module in `routes` and its router here."""
 
+PAGE = "playground"
+"""The extension behind server.playground."""
+
 CONTROL_ROUTERS: tuple[APIRouter, ...] = (control.router,)
 """Only with server.enable_control_endpoints."""
 
@@ -83,10 +86,17 @@ def create_app(llm: AsyncLLM, settings: ServerConfig | None = None, registry: Re
 def _add_extensions(app: FastAPI, config: EngineConfig) -> None:
     """The routes of active extensions. They stand behind the server's own, and cannot replace them."""
     server: ServerContext = app.state.server
-    for name in active_extensions(config):
+    for name in (*active_extensions(config), *_page(server)):
         plugin = server.registry.load("extension", name)
         if plugin.implements("llmkit_server_routes"):
             plugin.ask("llmkit_server_routes", app=app, server=server)
+
+
+def _page(server: ServerContext) -> tuple[str, ...]:
+    """The extension that shows a page, unless that is switched off or whoever runs this has disabled it."""
+    usable = any(row.name == PAGE and row.state in ("found", "loaded") for row in server.registry.find("extension"))
+    active = server.llm.config.extensions
+    return (PAGE,) if server.settings.playground and usable and PAGE not in active else ()
 
 
 def server_context(llm: AsyncLLM, settings: ServerConfig, registry: Registry) -> ServerContext:

@@ -7,6 +7,8 @@ from starlette.types import Scope
 
 _GUARDED_ROOTS = ("/v1", "/v2", "/inference", "/pooling", "/classify", "/score", "/rerank")
 
+PAGE_DATA = "/playground/state"
+
 CONTROL_PATHS = (
     "/sleep",
     "/wake_up",
@@ -24,4 +26,8 @@ def is_guarded(scope: Scope) -> bool:
     """Whether a request needs a key: the API proper, and what controls the engine. Decided by the path that routes are
     matched with, so that no other spelling of it leads past."""
     path = get_route_path(scope)
-    return path.startswith(tuple(f"{root}/" for root in _GUARDED_ROOTS)) or path in (*_GUARDED_ROOTS, *CONTROL_PATHS)
+    return path.startswith(tuple(f"{root}/" for root in _GUARDED_ROOTS)) or path in (
+        *_GUARDED_ROOTS,
+        *CONTROL_PATHS,
+        PAGE_DATA,
+    )

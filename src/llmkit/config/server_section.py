@@ -92,6 +92,7 @@ class ServerConfig(Section):
         description="Serve /sleep, /wake_up, /is_sleeping, /reset_prefix_cache, /pause, /resume, /start_profile, "
         "/stop_profile and /server_info.",
     )
+    playground: bool = Field(default=True, description="Show a page at / with a chat and a live view of the engine.")
     metrics_prefix: str = Field(
         default="llmkit:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", description="What names of metrics begin with."
     )

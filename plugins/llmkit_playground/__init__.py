@@ -1,0 +1,1 @@
+"""The page at `/` of the server: a chat, and a live view of the engine."""
