@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from llmkit_server.context import ServerContext
 from llmkit_server.errors import ApiError, ClientGone
 from llmkit_server.sampling import named_for
 from llmkit_server.streaming import EventStream, Watch, until_done
+from llmkit_server.tracing import trace_headers
 
 if TYPE_CHECKING:
     from llmkit.frontend.async_submission import Submission
@@ -68,6 +70,7 @@ class Generation:
             raise
 
     def _submit(self, prompt: Any, params: SamplingParams, options: RequestOptions, number: int | None) -> None:
+        options = replace(options, trace_headers=trace_headers(self._request.headers))
         try:
             submission = self._server.llm.submit(
                 prompt, params, options=options, timeout=self._server.settings.request_timeout_s

@@ -23,6 +23,8 @@ from llmkit_server.context import ServerContext
 from llmkit_server.listening import address_of, bound_socket
 from llmkit_server.logs import configure_logs
 from llmkit_server.middleware.custom import load_middleware
+from llmkit_server.request_lines import RequestLines
+from llmkit_server.tracing import Tracing, start_tracing
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -91,9 +93,11 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
     registry = Registry.discover(config.plugins)
     check_parsers(settings, registry)
     configure_logs(config)
+    tracing = tracing_of(config)
     with bound_socket(settings) as listening:
         llm = AsyncLLM(config=config, progress=progress)
         try:
+            observe_requests(llm, tracing)
             app = create_app(llm, settings, registry)
             context: ServerContext = app.state.server
             server = Server(
@@ -110,10 +114,27 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
                 await server.serve([listening])
             finally:
                 await llm.close()
+                if tracing is not None:
+                    await asyncio.to_thread(tracing.close)
 
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run())
     return server.exit_code
+
+
+def tracing_of(config: EngineConfig) -> Tracing | None:
+    """Where spans go; None if nowhere. Raises ConfigError."""
+    endpoint, names = config.observability.otlp_traces_endpoint, config.server.served_model_names
+    return None if endpoint is None else start_tracing(endpoint, (*names, config.model.model)[0])
+
+
+def observe_requests(llm: AsyncLLM, tracing: Tracing | None) -> None:
+    """Log and trace what ends."""
+    observability = llm.config.observability
+    if observability.log_requests:
+        llm.on_request_ended.append(RequestLines(show_prompt=observability.log_prompts))
+    if tracing is not None:
+        llm.on_request_ended.append(tracing)
 
 
 def check_parsers(settings: ServerConfig, registry: Registry) -> None:

@@ -221,6 +221,18 @@ class ObservabilityConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning", description="Level of llmkit's log."
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="How the server and its engine process log: lines for people, or a JSON object each.",
+    )
+    log_requests: bool = Field(default=True, description="The server logs a line for every request that has ended.")
+    log_prompts: bool = Field(default=False, description="That line shows the prompt's text.")
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="Where the server sends a span for every request, OpenTelemetry's protocol over HTTP, such as "
+        "http://localhost:4318/v1/traces; default: nowhere.",
+    )
 
 
 class PluginsConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -97,4 +97,3 @@ class ServerConfig(Section):
         default="llmkit:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", description="What names of metrics begin with."
     )
     access_log: bool = Field(default=True, description="Log a line for every request.")
-    log_format: Literal["text", "json"] = Field(default="text", description="How the server logs.")

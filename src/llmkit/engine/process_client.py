@@ -218,7 +218,9 @@ def launch_of(config: EngineConfig, registry: Registry) -> Launch:
             "process could import.",
             hint="Define it in a module.",
         )
-    return Launch(messages.dumped(EngineBuilder(config, registry)), config.observability.log_level, path)
+    observability = config.observability
+    payload = messages.dumped(EngineBuilder(config, registry))
+    return Launch(payload, observability.log_level, path, observability.log_format)
 
 
 def start_process_client(

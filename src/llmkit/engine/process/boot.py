@@ -20,6 +20,7 @@ from llmkit.errors import PluginError
 
 if TYPE_CHECKING:
     from llmkit.execution.setup import LoadProgress
+    from llmkit.logs import LogFormat
 
 CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from llmkit.engine.process.child import main; main()"
 """Run with `-c`; the argument is the parent's sys.path."""
@@ -37,7 +38,7 @@ class Boot:
 
     inbox, outbox: ZMQ endpoints to connect to, from and to the parent. folder: where they are. record_fd: for the
     PlanRecorder. heartbeat_s: seconds between two heartbeats. main_path: file of the parent's main module, if it has
-    to be imported; log_level: of llmkit's log.
+    to be imported; log_level, log_format: of llmkit's log.
     """
 
     inbox: str
@@ -48,6 +49,7 @@ class Boot:
     heartbeat_s: float
     log_level: str = "warning"
     main_path: str | None = None
+    log_format: LogFormat = "text"
 
 
 Builder = Callable[["LoadProgress"], Any]

@@ -18,6 +18,7 @@ from llmkit.engine.process import messages
 from llmkit.engine.process.boot import Boot, Builder, import_main, read_frame
 from llmkit.engine.process.messages import Failed, FromChild, Hello, Progress, Ready
 from llmkit.engine.process.pulse import HeartbeatThread, Pulse
+from llmkit.logs import JsonFormatter, LogFormat
 from llmkit.openmp import wait_briefly
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def main() -> None:
     wait_briefly()
     stream = _own_stdin()
     boot: Boot = pickle.loads(read_frame(stream))
-    _log_to_stderr(boot.log_level)
+    _log_to_stderr(boot.log_level, boot.log_format)
     process = EngineChild(boot, stream)
     sys.exit(process.run())
 
@@ -55,8 +56,10 @@ def _own_stdin() -> BinaryIO:
     return stream
 
 
-def _log_to_stderr(level: str) -> None:
+def _log_to_stderr(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if log_format == "json":
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter())
     logging.getLogger("llmkit").setLevel(level.upper())
     logging.captureWarnings(True)
 

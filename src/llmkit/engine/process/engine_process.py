@@ -23,6 +23,7 @@ from llmkit.engine.process.boot import CODE, Boot, write_boot
 from llmkit.engine.process.messages import FromChild, Heartbeat, Hello, ToChild
 from llmkit.engine.process.plan_record import new_record_file, read_record
 from llmkit.errors import EngineError
+from llmkit.logs import LogFormat, passed_on
 
 LONGEST_SOCKET_PATH = 100
 """Characters of the path of a Unix socket; the system's limit is 103 to 107."""
@@ -45,12 +46,13 @@ def socket_folder() -> str:
 @dataclass(frozen=True)
 class Launch:
     """What every engine process of one supervisor is started with. payload: the pickled builder, see `boot.Builder`.
-    log_level, main_path: see `boot.Boot`.
+    log_level, main_path, log_format: see `boot.Boot`.
     """
 
     payload: bytes
     log_level: str = "warning"
     main_path: str | None = None
+    log_format: LogFormat = "text"
 
 
 class EngineProcess:
@@ -85,7 +87,9 @@ class EngineProcess:
             heartbeat_s,
             launch.log_level,
             launch.main_path,
+            launch.log_format,
         )
+        self._log_format = launch.log_format
         try:
             self._process = _spawn(self._record_fd)
         except BaseException:
@@ -206,7 +210,7 @@ class EngineProcess:
                 line = data.decode("utf-8", "replace").rstrip("\n")
                 self._tail.append(line)
                 with suppress(ValueError, OSError):  # nobody reads our log any more
-                    print(f"[engine {self._process.pid}] {line}", file=sys.stderr, flush=True)
+                    print(passed_on(line, self._process.pid, self._log_format), file=sys.stderr, flush=True)
 
 
 def _bound(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
