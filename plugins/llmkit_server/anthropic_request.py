@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmkit_server.body import parse_body
+from llmkit_server.chat_extras import chat_extras
 from llmkit_server.errors import bad_request, unsupported
 from llmkit_server.limits import MAX_MESSAGES, MAX_USER_CHARS
 from llmkit_server.protocol.anthropic import MessagesPrompt, MessagesRequest
@@ -19,33 +20,6 @@ NAMES = {
     "user": "metadata",
 }
 """Fields of the engine's request → those of a message."""
-
-EXTRAS = frozenset(
-    {
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop_token_ids",
-        "min_tokens",
-        "ignore_eos",
-        "logit_bias",
-        "bad_words",
-        "allowed_token_ids",
-        "skip_special_tokens",
-        "structured_outputs",
-        "truncate_prompt_tokens",
-        "priority",
-        "request_id",
-        "cache_salt",
-        "kv_transfer_params",
-        "chat_template",
-        "chat_template_kwargs",
-        "documents",
-    }
-)
-"""Fields of chats that messages may have besides Anthropic's own."""
 
 _THINKING = ("enabled", "disabled", "adaptive")
 
@@ -64,15 +38,7 @@ def chat_of(body: MessagesPrompt) -> ChatRequest:
     }
     if isinstance(body, MessagesRequest):
         fields |= _sampling(body)
-    return parse_body({**_extras(body.model_extra or {}), **fields}, ChatRequest)
-
-
-def _extras(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that Anthropic's API does not have: those in EXTRAS are taken, unknown ones are named later."""
-    for name in given:
-        if name in ChatRequest.model_fields and name not in EXTRAS:
-            raise bad_request(f"{name[:64]} is no field of messages.", name)
-    return dict(given)
+    return parse_body({**chat_extras(body.model_extra or {}, "messages"), **fields}, ChatRequest)
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:

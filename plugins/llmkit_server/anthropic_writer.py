@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-import msgspec
 from pydantic_core import from_json
 
 from llmkit import CompletionOutput, RequestOutput
-from llmkit_server.answer_reader import AnswerParts, AnswerReader, whole_calls
+from llmkit_server.answer_reader import AnswerParts, whole_calls
 from llmkit_server.chat import StartedChat
 from llmkit_server.context import ServerContext
 from llmkit_server.errors import as_api_error
@@ -23,6 +22,7 @@ from llmkit_server.protocol.anthropic import (
     error_body,
 )
 from llmkit_server.protocol.chat import ToolCall
+from llmkit_server.streaming import named_event
 
 UNREADABLE = "unreadable_arguments"
 """The key under which arguments that are no JSON object stand in `input`, as the model wrote them."""
@@ -32,14 +32,8 @@ class MessageWriter:
     """Writes the answer to one request."""
 
     def __init__(self, server: ServerContext, started: StartedChat, *, shows_reasoning: bool) -> None:
-        reasoning = server.reasoning_format
         self._generation = started.generation
-        self._reader = AnswerReader(
-            None if reasoning is None else reasoning.parser(started.prompt_tail),
-            started.use.parser(),
-            parallel=started.use.parallel,
-            shows_reasoning=shows_reasoning,
-        )
+        self._reader = started.reader(server, shows_reasoning=shows_reasoning)
 
     def message(self, output: RequestOutput) -> Message:
         """The whole answer."""
@@ -78,7 +72,7 @@ class MessageWriter:
                 yield data
         except Exception as error:
             problem = as_api_error(error)
-            yield event("error", error=error_body(problem.status, problem.message, problem.param).error)
+            yield named_event("error", error=error_body(problem.status, problem.message, problem.param).error)
 
     async def _events(self) -> AsyncGenerator[bytes]:
         blocks, num_tokens, started = BlockEvents(), 0, False
@@ -86,8 +80,8 @@ class MessageWriter:
             (answer,) = output.outputs
             if not started:
                 started = True
-                yield event("message_start", message=self._message([], output, 0, None))
-                yield event("ping")
+                yield named_event("message_start", message=self._message([], output, 0, None))
+                yield named_event("ping")
             num_tokens += len(answer.token_ids)
             is_end = answer.finish_reason is not None
             for data in blocks.news(self._reader.feed(answer.text, is_end=is_end)):
@@ -97,8 +91,8 @@ class MessageWriter:
                     yield data
                 reason, sequence = self._ending(answer)
                 delta = {"stop_reason": reason, "stop_sequence": sequence}
-                yield event("message_delta", delta=delta, usage=self._usage(output, num_tokens))
-        yield event("message_stop")
+                yield named_event("message_delta", delta=delta, usage=self._usage(output, num_tokens))
+        yield named_event("message_stop")
 
 
 class BlockEvents:
@@ -127,21 +121,16 @@ class BlockEvents:
         yield from self.end()
         self._index += 1
         self._open = (kind, number)
-        yield event("content_block_start", index=self._index, content_block=block)
+        yield named_event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return event("content_block_delta", index=self._index, delta=delta)
+        return named_event("content_block_delta", index=self._index, delta=delta)
 
     def end(self) -> Iterator[bytes]:
         """The open block ends."""
         if self._open is not None:
             self._open = None
-            yield event("content_block_stop", index=self._index)
-
-
-def event(name: str, **fields: Any) -> bytes:
-    """One event: its name, and data that begins with the same as type."""
-    return f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **fields}) + b"\n\n"
+            yield named_event("content_block_stop", index=self._index)
 
 
 def _tool_use(call: ToolCall) -> ToolUseBlock:

@@ -23,6 +23,7 @@ from llmkit_server.middleware.keys import Keys
 from llmkit_server.middleware.request_log import RequestLog
 from llmkit_server.middleware.root_path import RootPath
 from llmkit_server.openapi import openapi_of
+from llmkit_server.responses.store import ResponseStore
 from llmkit_server.routes import (
     anthropic,
     chat,
@@ -33,6 +34,7 @@ from llmkit_server.routes import (
     inference,
     metrics,
     models,
+    responses,
     tokens,
 )
 
@@ -49,6 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     anthropic.router,
     embeddings.router,
     inference.router,
+    responses.router,
 )
 """What is always served. A new endpoint is a module in `routes` and its router here."""
 
@@ -113,6 +116,7 @@ def server_context(llm: AsyncLLM, settings: ServerConfig, registry: Registry) ->
         models_served,
         Admission(running + settings.max_queue),
         registry,
+        ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
         tool_format(registry, settings.tool_parser, source, environment),
         reasoning_format(registry, settings.reasoning_parser, source, environment),
     )

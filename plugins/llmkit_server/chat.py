@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from llmkit import SamplingParams
 from llmkit.requests.response_format import FIELDS, constraint_of
+from llmkit_server.answer_reader import AnswerReader
 from llmkit_server.body import unknown_fields_headers
 from llmkit_server.chat_prompt import chat_prompt
 from llmkit_server.chat_writer import ChatWriter
@@ -40,26 +41,43 @@ class StartedChat:
     generation: Generation
     use: ToolUse
     prompt_tail: str
+    params: SamplingParams
+
+    def reader(self, server: ServerContext, *, shows_reasoning: bool = True) -> AnswerReader:
+        """For one answer."""
+        reasoning = server.reasoning_format
+        return AnswerReader(
+            None if reasoning is None else reasoning.parser(self.prompt_tail),
+            self.use.parser(),
+            parallel=self.use.parallel,
+            shows_reasoning=shows_reasoning,
+        )
 
 
 async def start_chat(
-    server: ServerContext, request: Request, body: ChatRequest, prefix: str, names: Mapping[str, str]
+    server: ServerContext,
+    request: Request,
+    body: ChatRequest,
+    prefix: str,
+    names: Mapping[str, str],
+    *,
+    waits: bool = True,
 ) -> StartedChat:
     """From the body to a running request. prefix: of its id. names: fields of the engine's request → the client's.
-    Raises what `Generation.start` does."""
+    waits, and what is raised: as of `Generation.start`."""
     model = server.models.resolve(body.model)
     request_id = request_id_of(request, body)
     use = tool_use(server, body)
-    prompt = await chat_prompt(server, body, use.tools)
-    tail = prompt[-PROMPT_TAIL_CHARS:]
     with named_for(names):
+        prompt = await chat_prompt(server, body, use.tools)
+        tail = prompt[-PROMPT_TAIL_CHARS:]
         params = _params(server, body, use, tail)
     options = request_options(request, body, f"{prefix}{request_id}", add_special_tokens=False)
     prompts = await tokenised_if_long(server, [prompt], add_special_tokens=options.add_special_tokens)
     generation = Generation(server, request, f"{prefix}{request_id}", model, names)
     generation.headers = unknown_fields_headers(body, request_id) | {"x-request-id": request_id}
-    await generation.start(prompts, params, options)
-    return StartedChat(generation, use, tail)
+    await generation.start(prompts, params, options, waits=waits)
+    return StartedChat(generation, use, tail, params)
 
 
 async def answer_chat(server: ServerContext, request: Request, body: ChatRequest) -> Response:

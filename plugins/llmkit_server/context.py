@@ -13,6 +13,7 @@ from llmkit_server.admission import Admission
 from llmkit_server.errors import RETRY_SOON, ApiError
 from llmkit_server.metrics.engine_watch import EngineWatch
 from llmkit_server.metrics.http_counts import HttpCounts
+from llmkit_server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -47,8 +48,8 @@ class ServerContext:
     """Everything about a running server. `app.state.server`.
 
     registry: the plugins of this process. draining: no new work is taken, the server is about to end.
-    tool_format, reasoning_format: of the parsers chosen. extras: for extensions, by their names. http_counts,
-    engine_watch: numbers about this server and its engine.
+    responses: those of /v1/responses that are kept. tool_format, reasoning_format: of the parsers chosen. extras: for
+    extensions, by their names. http_counts, engine_watch: numbers about this server and its engine.
     """
 
     llm: AsyncLLM
@@ -56,6 +57,7 @@ class ServerContext:
     models: ServedModels
     admission: Admission
     registry: Registry
+    responses: ResponseStore
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
     draining: bool = False

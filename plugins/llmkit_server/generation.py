@@ -45,9 +45,11 @@ class Generation:
         self.model = model
         self.headers: dict[str, str] = {}
 
-    async def start(self, prompts: Sequence[Any], params: SamplingParams, options: RequestOptions) -> None:
+    async def start(
+        self, prompts: Sequence[Any], params: SamplingParams, options: RequestOptions, *, waits: bool = True
+    ) -> None:
         """Submit the prompts and wait until the engine has taken all of them, that is until nothing but an accident can
-        end them; `finish` must follow.
+        end them; `finish` must follow. waits: otherwise what the engine refuses fails later.
 
         Raises ApiError, InvalidRequestError, EngineError, ClientGone; then nothing runs.
         """
@@ -60,14 +62,18 @@ class Generation:
             with named_for(self._names):
                 for i, prompt in enumerate(prompts):
                     self._submit(prompt, params, options, i if len(prompts) > 1 else None)
-                with Watch(self._request.receive, self.abort) as watch:
-                    for submission in self.submissions:
-                        await submission.first()
-            if watch.client_is_gone:
-                raise ClientGone
+                if waits:
+                    await self._accepted()
         except BaseException:
             self.finish()
             raise
+
+    async def _accepted(self) -> None:
+        with Watch(self._request.receive, self.abort) as watch:
+            for submission in self.submissions:
+                await submission.first()
+        if watch.client_is_gone:
+            raise ClientGone
 
     def _submit(self, prompt: Any, params: SamplingParams, options: RequestOptions, number: int | None) -> None:
         options = replace(options, trace_headers=trace_headers(self._request.headers))

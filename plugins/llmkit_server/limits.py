@@ -8,6 +8,9 @@ MAX_PROMPTS = 2048
 """Prompts of one completion request; inputs of one request for embeddings."""
 
 MAX_MESSAGES = 4096
+MAX_ITEMS = MAX_MESSAGES
+"""Items of the input of a response, and of all that went before."""
+
 MAX_TOOLS = 256
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE_CHARS = 262_144
@@ -23,3 +26,7 @@ BODY_TIMEOUT_S = 60.0
 
 MAX_CLIENTS = 10_000
 """Clients whose rate is remembered; the longest unseen is forgotten first."""
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512

@@ -22,6 +22,11 @@ def event(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def named_event(name: str, /, **fields: Any) -> bytes:
+    """One event: its name, and data that begins with the same as type."""
+    return f"event: {name}\ndata: ".encode() + _encode({"type": name, **fields}) + b"\n\n"
+
+
 def json_response(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     return Response(_encode(value), status, dict(headers or {}), "application/json")
 

@@ -69,6 +69,15 @@ class ServerConfig(Section):
     request_timeout_s: float | None = Field(
         default=None, gt=0, description="Longest that a request may take in all, in seconds; default: unlimited."
     )
+    max_stored_responses: int = Field(
+        default=1024,
+        ge=0,
+        le=1_000_000,
+        description="Responses of /v1/responses that are kept in memory; those longest unused are forgotten first.",
+    )
+    max_stored_response_bytes: int = Field(
+        default=256 * 2**20, ge=0, description="Bytes that these may take together, conversations included."
+    )
     stuck_after_s: float = Field(
         default=60.0,
         gt=0,
