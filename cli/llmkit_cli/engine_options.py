@@ -31,7 +31,7 @@ def parameter_name(flag: Flag) -> str:
 def _option(flag: Flag) -> tuple[Any, Any]:
     section, dot, _ = flag.key.partition(".")
     panel = "Server" if section == "server" else PANEL.format(section if dot else "all")
-    default = "" if flag.default in (None, "", (), {}) else f" [default: {flag.default}]"
+    default = "" if flag.default in (None, "", (), {}) else f" (default: {flag.default})"
     text = f"{flag.description}{default}"
     if flag.type == "boolean" and not flag.choices:
         return Annotated[
@@ -42,7 +42,8 @@ def _option(flag: Flag) -> tuple[Any, Any]:
     return Annotated[str | None, typer.Option(flag.name, metavar=metavar, help=text, rich_help_panel=panel)], None
 
 
-def _engine_options(*, server: bool) -> dict[str, tuple[Any, Any]]:
+def _engine_options(server: Callable[[str], bool]) -> dict[str, tuple[Any, Any]]:
+    """server: which settings of the server are among them, by key."""
     options: dict[str, tuple[Any, Any]] = {
         "config": (
             Annotated[
@@ -77,13 +78,18 @@ def _engine_options(*, server: bool) -> dict[str, tuple[Any, Any]]:
             False,
         ),
     }
-    flags = [flag for flag in _FLAGS if flag.name and (server or not flag.key.startswith("server."))]
+    flags = [flag for flag in _FLAGS if flag.name and (not flag.key.startswith("server.") or server(flag.key))]
     return options | {parameter_name(flag): _option(flag) for flag in flags}
 
 
-ENGINE_OPTIONS = OptionGroup("engine", _engine_options(server=False))
-ALL_OPTIONS = OptionGroup("engine", _engine_options(server=True))
+ENGINE_OPTIONS = OptionGroup("engine", _engine_options(lambda _: False))
+ALL_OPTIONS = OptionGroup("engine", _engine_options(lambda _: True))
 """With the settings of the server."""
+
+_BATCH_KEYS = ("server.served_model_names", "server.tool_parser", "server.reasoning_parser")
+
+BATCH_OPTIONS = OptionGroup("engine", _engine_options(_BATCH_KEYS.__contains__))
+"""With those settings of the server that matter to requests from a file."""
 
 
 def given_flags(engine: dict[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,13 @@ class BuiltinCommand:
 BUILTIN_COMMANDS: dict[str, BuiltinCommand] = {
     "generate": BuiltinCommand("llmkit_cli.commands.generate", "Generate text for one or more prompts."),
     "chat": BuiltinCommand("llmkit_cli.commands.chat", "Talk to a model in the terminal."),
+    "complete": BuiltinCommand("llmkit_cli.commands.complete", "Go on with texts typed into the terminal."),
+    "run-batch": BuiltinCommand("llmkit_cli.commands.run_batch", "Answer the requests of an OpenAI batch file."),
     "serve": BuiltinCommand("llmkit_cli.commands.serve", "Serve a model over HTTP, with the API of OpenAI."),
     "plugins": BuiltinCommand("llmkit_cli.commands.plugins", "List, inspect, check and begin plugins."),
     "config": BuiltinCommand("llmkit_cli.commands.config", "Show every setting and where its value comes from."),
     "models": BuiltinCommand("llmkit_cli.commands.models", "Fetch and list models."),
-    "bench": BuiltinCommand("llmkit_cli.commands.bench", "Measure throughput, latency and start-up."),
+    "bench": BuiltinCommand("llmkit_cli.commands.bench", "Measure throughput, latency, start-up and servers."),
     "collect-env": BuiltinCommand("llmkit_cli.commands.collect_env", "Print what a bug report needs."),
 }
 

@@ -19,14 +19,14 @@ SAMPLING_OPTIONS = OptionGroup(
         "max_tokens": (
             Annotated[
                 int | None,
-                typer.Option(min=0, help="Most tokens to generate. [default: 256]", rich_help_panel=SAMPLING),
+                typer.Option(min=0, help="Most tokens to generate. (default: 256)", rich_help_panel=SAMPLING),
             ],
             None,
         ),
         "temperature": (
             Annotated[
                 float | None,
-                typer.Option(help="0 is greedy. [default: the model's, else 1]", rich_help_panel=SAMPLING),
+                typer.Option(help="0 is greedy. (default: the model's, else 1)", rich_help_panel=SAMPLING),
             ],
             None,
         ),
@@ -65,14 +65,20 @@ SAMPLING_OPTIONS = OptionGroup(
 DEFAULT_MAX_TOKENS = 256
 
 
-def sampling_params(llm: LLM, values: dict[str, Any], **extra: Any) -> SamplingParams:
-    """The model's own defaults with the flags that were given on top. Raises InvalidRequestError for bad values."""
-    import msgspec
-
+def given_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, by the names of SamplingParams and of requests over HTTP."""
     # `0 in (None, False)` is true: zero is a value here, so the absent ones are told apart by identity.
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "sampling_seed" in given:
         given["seed"] = given.pop("sampling_seed")
+    return given
+
+
+def sampling_params(llm: LLM, values: dict[str, Any], **extra: Any) -> SamplingParams:
+    """The model's own defaults with the flags that were given on top. Raises InvalidRequestError for bad values."""
+    import msgspec
+
+    given = given_sampling(values)
     defaults = msgspec.structs.asdict(llm.get_default_sampling_params())
     from llmkit import SamplingParams
 

@@ -30,7 +30,7 @@ def in_process(code, **env):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=True).stdout
 
 
-COMMANDS = ["generate", "chat", "plugins", "config", "models", "bench", "collect-env"]
+COMMANDS = ["generate", "chat", "complete", "run-batch", "serve", "plugins", "config", "models", "bench", "collect-env"]
 
 
 def test_help_lists_every_command(llmkit):

@@ -1,4 +1,4 @@
-"""`llmkit bench`: throughput, latency and start-up, as a table or as JSON."""
+"""`llmkit bench`: throughput, latency, start-up and load on a server, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from llmkit.errors import ConfigError
 from llmkit_cli.bench.shapes import SHAPES, write_shape
 from llmkit_cli.bench.workloads import names
+from llmkit_cli.commands.bench_serve import serve
 from llmkit_cli.engine_options import ENGINE_OPTIONS, loaded_config, open_llm, print_dry_run
 from llmkit_cli.signature import OptionGroup, with_options
 
@@ -21,8 +22,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Measure throughput, latency and start-up. Greedy, fixed lengths, prefix cache cold at the start of a run.",
+    help="Measure throughput, latency and start-up, greedy, with fixed lengths and a cold prefix cache; and servers.",
 )
+app.command()(serve)
 
 BENCH_OPTIONS = OptionGroup(
     "bench",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmkit.errors import InvalidRequestError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
-from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
+from llmkit_cli.remote.errors import RemoteError
+from llmkit_cli.remote.options import REMOTE_OPTIONS, remote_model
+from llmkit_cli.sampling_options import DEFAULT_MAX_TOKENS, SAMPLING_OPTIONS, given_sampling, sampling_params
 from llmkit_cli.signature import with_options
 
 if TYPE_CHECKING:
@@ -19,28 +22,40 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer."
 
+Answerer = Callable[[list[dict[str, str]]], str]
+"""Prints the answer to a conversation as it comes, and returns it."""
+
 
 @app.command()
-@with_options(ENGINE_OPTIONS, SAMPLING_OPTIONS)
+@with_options(REMOTE_OPTIONS, ENGINE_OPTIONS, SAMPLING_OPTIONS)
 def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     *,
+    remote: dict[str, Any],
     engine: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
-    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Talk to a model, in this process or, with --url, on a server. /reset forgets the conversation, /exit or Ctrl-D
+    leaves, Ctrl-C stops an answer."""
+    if remote["url"] is not None:
+        from llmkit_cli.remote.terminal import open_server
+
+        fields = {"max_tokens": DEFAULT_MAX_TOKENS, **given_sampling(sampling)}
+        with open_server(remote, remote_model(engine), fields) as server:
+            converse(server.chat, system)
+        return
     if engine["dry_run"]:
         print_dry_run(engine)
         return
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling)
-        if sys.stdin.isatty():
-            typer.secho(HELP, dim=True, err=True)
-        converse(llm, params, system)
+        converse(lambda messages: stream_answer(llm, messages, params), system)
 
 
-def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
+def converse(answer: Answerer, system: str | None) -> None:
     """Read turns until the end of input. A turn that is refused is taken back, the conversation goes on."""
+    if sys.stdin.isatty():
+        typer.secho(HELP, dim=True, err=True)
     head = [{"role": "system", "content": system}] if system is not None else []
     messages = list(head)
     while (line := read_turn()) is not None:
@@ -53,12 +68,12 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            answer = stream_answer(llm, messages, params)
-        except InvalidRequestError as error:
+            said = answer(messages)
+        except (InvalidRequestError, RemoteError) as error:
             messages.pop()
             typer.secho(str(error), fg=typer.colors.RED, err=True)
             continue
-        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "assistant", "content": said})
 
 
 def read_turn() -> str | None:

@@ -1,0 +1,125 @@
+"""What HTTP costs: 32 streams over a server beside the same requests in an engine of this process.
+
+    python benchmarks/serve_overhead.py --model MODEL [--workload mixed-32] [--runs 3] [--url NAME=URL ...] [-- FLAGS]
+
+Inline: the step loop in this process, every token with its text. Then `llmkit serve` with the same settings, and any
+other OpenAI-compatible server that runs already (--url llama-server=http://127.0.0.1:8080), all requests at once from
+this process. Prints JSON: for each the medians over the runs of output tokens/s, TTFT and ITL (median and p99 of all
+requests), and the ratios to inline. FLAGS, behind --, are those of `llmkit serve` and of the inline engine, as
+--name=value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from typing import Any
+
+import msgspec
+from serving import llmkit_server
+
+from llmkit import LLM, SamplingParams
+from llmkit.frontend.arguments import input_processor
+from llmkit.frontend.output_processor import OutputProcessor, RequestState
+from llmkit_cli.bench.workloads import Workload, workload
+from llmkit_cli.load.arrivals import arrival_times
+from llmkit_cli.load.dataset import LoadItem, body_of
+from llmkit_cli.load.figures import figures
+from llmkit_cli.load.record import RequestRecord
+from llmkit_cli.load.run import LoadRun, run_load
+from llmkit_cli.remote.server import RemoteServer
+
+KEYS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms", "client_load")
+
+
+def inline_run(llm: LLM, items: Workload) -> dict[str, Any]:
+    """All requests at once through the engine's own step loop."""
+    llm.reset_prefix_cache()
+    core, prepared = llm.engine.core, llm.engine.prepared
+    inputs, outputs = input_processor(prepared), OutputProcessor(prepared.tokenizer)
+    records: list[RequestRecord] = []
+    lasts: list[float] = []
+    begun, busy = time.perf_counter(), time.process_time()
+
+    def news_for(number: int) -> Any:
+        def news(state: RequestState) -> None:
+            now, record = time.perf_counter(), records[number]
+            count = sum(len(answer.token_ids) for answer in state.take().outputs)
+            if record.ttft is None:
+                record.ttft = now - record.start
+            else:
+                record.itls.append(now - lasts[number])
+            lasts[number], record.output_tokens, record.e2el = now, record.output_tokens + count, now - record.start
+
+        return news
+
+    for number, item in enumerate(items):
+        params = SamplingParams(max_tokens=item.max_tokens, temperature=0, ignore_eos=True, output_kind="delta")
+        request = inputs.prepare({"prompt_token_ids": item.prompt}, params)
+        records.append(RequestRecord(begun, prompt_tokens=len(item.prompt)))
+        lasts.append(begun)
+        outputs.add(request, news_for(number))
+        core.add(request.engine_request)
+    while len(outputs):
+        outputs.process(core.step())
+    duration = time.perf_counter() - begun
+    return figures(LoadRun(records, duration, (time.process_time() - busy) / duration, len(items)))
+
+
+async def http_runs(url: str, items: Workload, runs: int, resets: bool) -> list[dict[str, Any]]:
+    """The same requests over HTTP, after one to warm up. resets: forget prefixes before each run."""
+    results = []
+    async with RemoteServer(url) as server:
+        model = await server.served_model(None)
+        fields = {"temperature": 0, "ignore_eos": True}
+        bodies = [
+            msgspec.json.encode(body_of(LoadItem(i.prompt, i.max_tokens), "completions", model, fields)) for i in items
+        ]
+        await run_load(server, "/v1/completions", bodies[:1], [0.0])
+        for _ in range(runs):
+            if resets:
+                async with server.session.post(url + "/reset_prefix_cache") as response:
+                    response.raise_for_status()
+            run = await run_load(server, "/v1/completions", bodies, arrival_times(len(bodies), float("inf"), 1, 0))
+            result = figures(run)
+            if result["failed"]:
+                raise RuntimeError(f"{result['failed']} requests have failed at {url}: {result['errors']}")
+            results.append(result)
+    return results
+
+
+def medians(results: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: round(statistics.median(result[key] for result in results), 2) for key in KEYS}
+
+
+def ratios(one: dict[str, float], inline: dict[str, float]) -> dict[str, float]:
+    return {key: round(one[key] / inline[key], 3) for key in KEYS if key != "client_load"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Streams over HTTP beside the inline engine.")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", default="mixed-32")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="another server that runs")
+    parser.add_argument("flags", nargs="*", help="settings as flags, behind --")
+    arguments = parser.parse_args()
+    settings = dict(flag.removeprefix("--").replace("-", "_").split("=", 1) for flag in arguments.flags)
+    with LLM(arguments.model, **settings) as llm:
+        items = workload(arguments.workload, int(llm.engine.prepared.source.config["vocab_size"]))
+        inline_run(llm, items[:1])
+        inline = medians([inline_run(llm, items) for _ in range(arguments.runs)])
+    with llmkit_server(arguments.model, ["--enable-control-endpoints", *arguments.flags]) as running:
+        served = medians(asyncio.run(http_runs(running.url, items, arguments.runs, True)))
+    result: dict[str, Any] = {"inline": inline, "llmkit serve": {**served, "ratios": ratios(served, inline)}}
+    for name, url in (text.split("=", 1) for text in arguments.url):
+        other = medians(asyncio.run(http_runs(url, items, arguments.runs, False)))
+        result[name] = {**other, "ratios": ratios(other, inline)}
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A server of llmkit's as the benchmarks use it: started, watched, ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """url: where it listens. process: of the HTTP server, whose children are the engine and its helpers."""
+
+    url: str
+    process: psutil.Process
+
+    def resident_mib(self) -> tuple[float, float]:
+        """Resident memory of the HTTP server, and of all its children together."""
+        children = self.process.children(recursive=True)
+        return _resident(self.process), sum(_resident(child) for child in children)
+
+
+def _resident(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+@contextmanager
+def llmkit_server(model: str, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """`llmkit serve` on a free port; ended with SIGTERM. Raises RuntimeError if it does not start or ends badly."""
+    command = [sys.executable, "-m", "llmkit_cli", "serve", model, "--port", "0", "--no-access-log", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        timer = threading.Timer(START_TIMEOUT_S, child.kill)
+        timer.start()
+        try:
+            url, lines = _address(child.stderr)
+            timer.cancel()
+            if url is None:
+                raise RuntimeError("the server did not start: " + "".join(lines[-5:]))
+            reader = threading.Thread(target=_pass_on, args=(child.stderr,), daemon=True)
+            reader.start()
+            yield RunningServer(url, psutil.Process(child.pid))
+        finally:
+            timer.cancel()
+            child.send_signal(signal.SIGTERM)
+            code = child.wait(START_TIMEOUT_S)
+    if code != 0:
+        raise RuntimeError(f"the server ended with code {code}")
+
+
+def _address(log: IO[str]) -> tuple[str | None, list[str]]:
+    lines = []
+    for line in log:
+        lines.append(line)
+        found = re.search(r"^Serving .* at (http\S+)$", line.strip())
+        if found is not None:
+            return found[1], lines
+    return None, lines
+
+
+def _pass_on(log: IO[str]) -> None:
+    for line in log:
+        sys.stderr.write(line)

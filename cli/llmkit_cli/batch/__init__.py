@@ -1,0 +1,1 @@
+"""OpenAI's batch files: what `llmkit run-batch` is made of."""
