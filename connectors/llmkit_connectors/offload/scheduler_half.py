@@ -156,6 +156,8 @@ class OffloadScheduler(SchedulerConnector):
             self._counts["failed_loads"] += 1
             if item.order.from_file and self._lookups is not None:
                 self._lookups.distrust(item.order.key)
+        elif item.order.from_file:
+            self._stores.loaded_from_file(item.order.key)
         if item.host is None:
             return
         if failed:

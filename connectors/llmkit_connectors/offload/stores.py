@@ -40,7 +40,8 @@ class _UnderWay:
 
 class Stores:
     """A block that cannot be copied at once, because as many are under way as may be, waits for as long as the cache
-    has it; one that cannot be written at once, for as long as the host tier has it. That bounds both queues.
+    has it; one that cannot be written at once, for as long as the host tier has it. That bounds both queues. What a
+    load has brought from a file is not stored again when it comes into the cache.
 
     counts: gets "stored", "dropped" (left the cache before there was room, or its copy failed) and "dropped_writes"
     (the same of the host tier and files).
@@ -67,6 +68,7 @@ class Stores:
         self._writing = _UnderWay()
         self._uncopied: dict[BlockKey, bytes | None] = {}  # in the order of filling; the hash of the block before it
         self._unwritten: dict[BlockKey, HostBlock] = {}
+        self._from_files: dict[BlockKey, None] = {}  # loaded, the oldest first, and not in the cache yet
         self._blocked = False
 
     @property
@@ -79,7 +81,11 @@ class Stores:
         holds: dict[int, Sequence[int]] = {}
         writes = [self._write(some, holds) for some in _cut(self._next_to_write())]
         for block in sorted(step.filled, key=lambda block: block.group):
-            self._uncopied[BlockKey(block.group, block.block_hash)] = None if self._has_files else block.parent_hash
+            key = BlockKey(block.group, block.block_hash)
+            if key in self._from_files:
+                del self._from_files[key]
+            else:
+                self._uncopied[key] = None if self._has_files else block.parent_hash
         if len(self._uncopied) > 2 * self._num_cache_blocks:
             self._forget_uncached(step.cached_block)
         stores = [self._copy(some, holds) for some in _cut(self._next_to_copy(step.cached_block))]
@@ -103,6 +109,14 @@ class Stores:
         if report.released:
             self.slots_are_free()
 
+    def loaded_from_file(self, key: BlockKey) -> None:
+        """The block is a file, and about to be in the cache: where the host tier had no slot for it, it would only push
+        out others that are on their way, one for every block of a long prompt. A load that nobody waits for any more
+        leaves its keys behind, so the oldest go."""
+        self._from_files[key] = None
+        if len(self._from_files) > self._num_cache_blocks:
+            del self._from_files[next(iter(self._from_files))]
+
     def slots_are_free(self) -> None:
         """Transfers have ended that used slots: what found none may look again."""
         self._blocked = False
@@ -111,6 +125,7 @@ class Stores:
         """What waits is not to be stored any more."""
         self._uncopied.clear()
         self._unwritten.clear()
+        self._from_files.clear()
 
     def stats(self) -> dict[str, int]:
         return {

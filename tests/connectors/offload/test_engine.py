@@ -66,6 +66,21 @@ def test_from_memory_from_files_and_after_a_reset(make_engine: Callable[..., Any
     assert answer(restarted, "forgotten") == 0
 
 
+@pytest.mark.parametrize("host_blocks", [3, 64])
+def test_what_comes_from_files_is_not_stored_again(make_engine: Callable[..., Any], tmp_path: Path, host_blocks: int):
+    """Also where host memory has no room for all of it."""
+    answer(make_engine(url=tmp_path), "cold")
+    engine = make_engine(url=tmp_path, host_blocks=host_blocks)
+    assert answer(engine, "files") == 28
+    engine.core.settle_transfers(10.0)
+    stats = engine.core.stats().connector
+    assert stats["loaded_from_files"] == 7
+    assert stats["stored"] == stats["file_already_there"] == 1  # which was computed: the end of prompt and answer
+    answer(engine, "another", [99, *PROMPT])
+    engine.core.settle_transfers(10.0)
+    assert engine.core.stats().connector["file_stored"] == 8
+
+
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_file_that_vanishes(make_engine: Callable[..., Any], tmp_path: Path, policy: str):
     answer(make_engine(url=tmp_path), "cold")
