@@ -8,8 +8,8 @@ nothing of its own in the cache. "memory": the blocks are in the host tier. "fil
 blocks, so they come from files in FOLDER (a temporary one by default), which the system may have in its page cache.
 "recompute": the same engine after the connector was made to forget. The three take turns within each run.
 
-With --s3 also the rates of blocks written to and read from S3, served by moto_server (moto[server], s3fs) on this
-machine, by one thread and by eight: what the protocol, its client and this server cost, without a network.
+With --s3 also files in S3, served by moto_server (moto[server], s3fs) on this machine, and the rates at which one
+thread and eight write and read there: what the protocol, its client and this server cost, without a network.
 """
 
 from __future__ import annotations
@@ -73,12 +73,20 @@ def settle(llm: LLM) -> None:
     llm.engine.core.settle_transfers(60.0)
 
 
+def loadable_tokens(num_tokens: int) -> int:
+    return (num_tokens - 1) // 16 * 16
+
+
+def store(model: str, num_tokens: int, **place: Any) -> None:
+    with engine(model, num_tokens, **place) as storing:
+        for prompt in prompts(num_tokens):
+            first_token_s(storing, prompt, None)
+
+
 def measure(model: str, num_tokens: int, runs: int, folder: str) -> dict[str, list[float]]:
     turns = prompts(num_tokens)
-    loadable = (num_tokens - 1) // 16 * 16
-    with engine(model, num_tokens, url=folder) as storing:
-        for prompt in turns:
-            first_token_s(storing, prompt, None)
+    loadable = loadable_tokens(num_tokens)
+    store(model, num_tokens, url=folder)
     seconds: dict[str, list[float]] = {"recompute": [], "memory": [], "files": []}
     with engine(model, num_tokens) as memory, engine(model, num_tokens, url=folder, host_gib=0.01) as files:
         for prompt in turns:
@@ -93,6 +101,15 @@ def measure(model: str, num_tokens: int, runs: int, folder: str) -> dict[str, li
             for prompt in turns:
                 seconds["recompute"].append(first_token_s(memory, prompt, 0))
     return seconds
+
+
+def measure_s3(model: str, num_tokens: int, runs: int, options: dict[str, Any]) -> list[float]:
+    place = {"url": "s3://blocks/first-token", "storage_options": options}
+    store(model, num_tokens, **place)
+    with engine(model, num_tokens, host_gib=0.01, **place) as llm:
+        turns = prompts(num_tokens) * (runs + 1)
+        seconds = [first_token_s(llm, prompt, loadable_tokens(num_tokens)) for prompt in turns]
+    return seconds[3:]  # the first round opens connections
 
 
 def copy_speeds(layout: KVCacheLayout, runs: int, folder: str) -> dict[str, float]:
@@ -210,17 +227,19 @@ def main() -> None:
         with engine(arguments.model, arguments.tokens) as llm:
             layout = llm.engine.layout
         speeds = copy_speeds(layout, arguments.runs, str(Path(folder) / "copies"))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
     result: dict[str, Any] = {
         "prompt_tokens": arguments.tokens,
         "block_mib": round(layout.block_bytes / (1 << 20), 3),
-        "first_token_s": {name: summary(values) for name, values in seconds.items()},
-        "recompute_over": {name: round(medians["recompute"] / medians[name], 1) for name in ("memory", "files")},
         "gb_per_s": speeds,
     }
     if arguments.s3:
         with s3_server() as options:
+            seconds["s3"] = measure_s3(arguments.model, arguments.tokens, arguments.runs, options)
             result["s3_gb_per_s"] = s3_speeds(layout.block_bytes, 64, arguments.runs, options)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    result["first_token_s"] = {name: summary(values) for name, values in seconds.items()}
+    recompute = medians.pop("recompute")
+    result["recompute_over"] = {name: round(recompute / median, 1) for name, median in medians.items()}
     print(json.dumps(result, indent=2))
 
 
