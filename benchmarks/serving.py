@@ -72,5 +72,7 @@ def _address(log: IO[str]) -> tuple[str | None, list[str]]:
 
 
 def _pass_on(log: IO[str]) -> None:
+    """Warnings and errors; a line for each request is too much."""
     for line in log:
-        sys.stderr.write(line)
+        if " INFO " not in line:
+            sys.stderr.write(line)

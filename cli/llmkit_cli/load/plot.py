@@ -45,8 +45,8 @@ def _write_png(file: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
             axes.plot(*zip(*curve.points, strict=True), marker="o", color=curve.colour, label=curve.name)
         for row in results:
             place = (row["output_throughput"], row[f"median_{metric}_ms"])
-            axes.annotate(rate_name(row), place, textcoords="offset points", xytext=(4, -11), fontsize=7)
-        axes.set(title=name, xlabel="output tokens/s", ylabel="ms", ylim=(0, None))
+            axes.annotate(rate_name(row), place, textcoords="offset points", xytext=(-5, -10), ha="right", fontsize=7)
+        axes.set(title=name, xlabel="output tokens/s", ylabel="ms", xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(file, dpi=150)

@@ -38,7 +38,8 @@ def write_page(file: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
 
 
 def _svg(lines: Sequence[Curve], results: Sequence[dict[str, Any]]) -> str:
-    """A panel: axes from zero, a line a curve, each point with its rate and values as a tooltip."""
+    """A panel: axes from zero, a line a curve, each point with its values as a tooltip, those of the first with
+    their rate."""
     xs, ys = (
         ticks(max(x for line in lines for x, _ in line.points)),
         ticks(max(y for line in lines for _, y in line.points)),
@@ -66,6 +67,13 @@ def _svg(lines: Sequence[Curve], results: Sequence[dict[str, Any]]) -> str:
         for (x, y), (tokens, milliseconds), row in zip(places, line.points, results, strict=True):
             tip = html.escape(f"{rate_name(row)}: {tokens:.4g} tokens/s, {line.name} {milliseconds:.4g} ms")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{line.colour}"><title>{tip}</title></circle>')
+    for (x, y), row in zip(lines[0].points, results, strict=True):
+        across, down = place(x, y)
+        anchor = "end" if across > WIDTH / 2 else "start"
+        parts.append(
+            f'<text class="rate" x="{across + (-7 if anchor == "end" else 7):.1f}" y="{down + 14:.1f}" '
+            f'text-anchor="{anchor}">{rate_name(row)}</text>'
+        )
     return "".join(parts) + "</svg>"
 
 
