@@ -91,8 +91,8 @@ def test_the_plugin_of_the_readme_passes_the_conformance_suite(run_here):
 @needs_model
 @pytest.mark.parametrize("page", ["getting-started", "chat"])
 def test_python_of_the_guides(run_here, page):
-    (block,) = code_blocks(f"docs/{page}.md")
-    assert run_here(block).strip()
+    for block in code_blocks(f"docs/{page}.md"):
+        assert run_here(block).strip()
 
 
 @needs_model
@@ -105,10 +105,10 @@ def test_python_of_the_plugins_page(run_here):
 
 @pytest.fixture
 def example():
-    """kind → the module that its page shows."""
+    """kind → the module that its page shows, behind others for single hooks."""
 
     def load(kind):
-        (block,) = code_blocks(f"docs/plugins/{kind}.md")
+        block = code_blocks(f"docs/plugins/{kind}.md")[-1]
         module = types.ModuleType(f"example_{kind}")
         exec(compile(block, f"docs/plugins/{kind}.md", "exec"), vars(module))
         return module
@@ -127,6 +127,22 @@ EXAMPLES = [
     "tool_parser",
     "reasoning_parser",
 ]
+
+
+def test_the_route_of_the_extension_page_answers(llmkit_registry):
+    import fastapi
+    from fastapi.testclient import TestClient
+
+    route = types.ModuleType("example_route")
+    exec(code_blocks("docs/plugins/extension.md")[0], vars(route))
+    assert llmkit_registry.register("extension", "example", route).info.summary
+
+    async def stats():
+        return types.SimpleNamespace(kv_usage=0.5)
+
+    app = fastapi.FastAPI()
+    route.llmkit_server_routes(app, types.SimpleNamespace(llm=types.SimpleNamespace(stats=stats)))
+    assert TestClient(app).get("/fill").json() == {"kv_usage": 0.5}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

@@ -145,11 +145,11 @@ def test_an_abort_in_the_engine(run_engine):
 
 def test_one_sequence_ends_and_the_others_go_on(run_engine):
     gate = Gate()
+    gate.open.clear()
 
     async def main(run):
         run.client.add(request("pair", n=2, max_tokens=20))
-        await run.client.outputs()
-        gate.open.clear()
+        await asyncio.to_thread(gate.reached.wait, 30)
         run.client.abort_sequences([("pair", 1)])
         gate.open.set()
         while (await run.client.call("stats")).num_unfinished:
@@ -261,8 +261,9 @@ def test_after_close(run_engine):
 
 
 def test_a_forgotten_client_ends_its_thread():
+    before = set(threading.enumerate())
     run = Run()
-    thread = next(t for t in threading.enumerate() if t.name == "llmkit-engine")
+    (thread,) = (t for t in set(threading.enumerate()) - before if t.name == "llmkit-engine")
     del run.client
     thread.join(30)
     assert not thread.is_alive()
