@@ -75,4 +75,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+            done = operation["responses"].get("200", {})
+            if done.get("content") == {"application/json": {"schema": {}}}:
+                del done["content"]  # FastAPI's guess, where there is no body
     return document

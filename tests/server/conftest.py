@@ -252,6 +252,12 @@ def served(registry: Registry) -> Served:
     return Served(ScriptedLLM(), registry)
 
 
+@pytest.fixture(scope="session")
+def make_served(registry: Registry) -> Callable[..., Served]:
+    """As `serve`, for fixtures that last."""
+    return lambda **settings: Served(ScriptedLLM(**settings), registry)
+
+
 @pytest.fixture
 def serve(registry: Registry) -> Callable[..., Served]:
     """Makes a server with other settings."""
@@ -350,7 +356,12 @@ class Live:
 @pytest.fixture(scope="session")
 def live(smollm2_gguf: Path) -> Iterator[Live]:
     """The engine in a thread of this process; the server in another one, on a port of its own."""
-    settings = {"served_model_names": ("smol", "alias"), "access_log": False, "enable_control_endpoints": True}
+    settings = {
+        "served_model_names": ("smol", "alias"),
+        "access_log": False,
+        "enable_control_endpoints": True,
+        "tool_parser": "hermes",
+    }
     llm = AsyncLLM(
         smollm2_gguf,
         process=False,

@@ -114,3 +114,63 @@ def test_embeddings(client, live, encoding):
     (vector,) = (item.embedding for item in short.data)
     length = sum(x * x for x in cat[:64]) ** 0.5
     assert vector == pytest.approx([x / length for x in cat[:64]], abs=1e-5)
+
+
+def test_a_response(client):
+    answer = client.responses.create(model="smol", input=G4, temperature=0, metadata={"a": "b"})
+    assert (answer.output_text, answer.status) == ("The answer is 4.", "completed")
+    assert (answer.usage.output_tokens, answer.usage.total_tokens) == (7, 49)
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+    (item,) = client.responses.input_items.list(answer.id).data
+    assert item.content == G4[0]["content"]
+    further = client.responses.create(
+        model="smol", input="And 3+3?", previous_response_id=answer.id, temperature=0, max_output_tokens=5
+    )
+    assert further.usage.input_tokens > answer.usage.total_tokens
+    assert further.status == "incomplete"
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        client.responses.retrieve(answer.id)
+
+
+def test_a_streamed_response(client):
+    events = list(client.responses.create(model="smol", input=G4, temperature=0, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "The answer is 4."
+    assert events[-1].type == "response.completed"
+    with client.responses.stream(model="smol", input=G4, temperature=0) as stream:
+        assert stream.get_final_response().output_text == "The answer is 4."
+
+
+def test_a_response_parsed_into_a_pydantic_model(client):
+    answer = client.responses.parse(model="smol", input=G4, temperature=0, max_output_tokens=100, text_format=Sum)
+    assert isinstance(answer.output_parsed, Sum)
+
+
+def test_a_response_with_tools(client):
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": parameters, "strict": True}
+    fields = {"model": "smol", "tools": [tool], "tool_choice": "required", "temperature": 0, "max_output_tokens": 60}
+    answer = client.responses.create(input="Is it sunny in Bern?", **fields)
+    call = answer.output[0]
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    with client.responses.stream(input="Is it sunny in Bern?", **fields) as stream:
+        snapshots = [e.snapshot for e in stream if e.type == "response.function_call_arguments.delta"]
+    assert snapshots[-1] == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    told = client.responses.create(
+        model="smol", input=[result], previous_response_id=answer.id, temperature=0, max_output_tokens=8
+    )
+    assert told.output_text
+
+
+def test_a_response_in_the_background(client):
+    begun = client.responses.create(model="smol", input="Tell a long story.", background=True, temperature=0)
+    assert begun.status == "queued"
+    ended = client.responses.cancel(begun.id)
+    assert ended.status == "cancelled"
+    assert client.responses.retrieve(begun.id).status == "cancelled"
