@@ -40,7 +40,18 @@ def _resident(process: psutil.Process) -> float:
 @contextmanager
 def llmkit_server(model: str, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
     """`llmkit serve` on a free port; ended with SIGTERM. Raises RuntimeError if it does not start or ends badly."""
-    command = [sys.executable, "-m", "llmkit_cli", "serve", model, "--port", "0", "--no-access-log", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "llmkit_cli",
+        "serve",
+        model,
+        "--port",
+        "0",
+        "--no-access-log",
+        "--no-log-requests",
+        *flags,
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         timer = threading.Timer(START_TIMEOUT_S, child.kill)
