@@ -96,7 +96,8 @@ def medians(results: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def ratios(one: dict[str, float], inline: dict[str, float]) -> dict[str, float]:
-    return {key: round(one[key] / inline[key], 3) for key in KEYS if key != "client_load"}
+    """Without those of times that there are none of, as with a single token."""
+    return {key: round(one[key] / inline[key], 3) for key in KEYS if key != "client_load" and inline[key]}
 
 
 def main() -> None:
