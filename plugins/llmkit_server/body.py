@@ -68,8 +68,10 @@ def _why(data: bytes, error: Exception) -> str:
     """What is wrong with the body, in the words of a parser that tells where."""
     try:
         json.loads(data)
-    except (ValueError, RecursionError) as found:
+    except (json.JSONDecodeError, UnicodeDecodeError) as found:
         return str(found).rstrip(".")
+    except (ValueError, RecursionError):
+        return "a number is out of range"
     if "range" in str(error):
         return "a number is out of range"
     return "it holds NaN, Infinity or half of a surrogate pair"

@@ -73,7 +73,7 @@ async def start_chat(
         tail = prompt[-PROMPT_TAIL_CHARS:]
         params = _params(server, body, use, tail)
     options = request_options(request, body, f"{prefix}{request_id}", add_special_tokens=False)
-    prompts = await tokenised_if_long(server, [prompt], add_special_tokens=options.add_special_tokens)
+    prompts = await tokenised_if_long(server, [prompt], options)
     generation = Generation(server, request, f"{prefix}{request_id}", model, names)
     generation.headers = unknown_fields_headers(body, request_id) | {"x-request-id": request_id}
     await generation.start(prompts, params, options, waits=waits)

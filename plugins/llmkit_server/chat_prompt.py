@@ -22,7 +22,7 @@ async def chat_prompt(
 ) -> str:
     """The text that the model sees. Raises ApiError and InvalidRequestError naming the field."""
     _check_lists(body)
-    template = _template(server, body)
+    template = await _template(server, body)
     continues = bool(body.continue_final_message)
     begins = (not continues) if body.add_generation_prompt is None else body.add_generation_prompt
     variables = dict(body.chat_template_kwargs or {})
@@ -44,7 +44,7 @@ async def chat_prompt(
     return await asyncio.to_thread(render)
 
 
-def _template(server: ServerContext, body: ChatPromptFields) -> ChatTemplate:
+async def _template(server: ServerContext, body: ChatPromptFields) -> ChatTemplate:
     tokenizer = server.tokenizer
     if body.chat_template is not None:
         if not isinstance(body.chat_template, str) or not 0 < len(body.chat_template) <= MAX_TEMPLATE_CHARS:
@@ -52,15 +52,19 @@ def _template(server: ServerContext, body: ChatPromptFields) -> ChatTemplate:
                 f"chat_template must be a Jinja text of at most {MAX_TEMPLATE_CHARS} characters.", "chat_template"
             )
         template = ChatTemplate(body.chat_template, tokenizer.special_tokens, "chat_template")
-        try:
-            template.compile()
-        except InvalidRequestError as error:
-            raise bad_request(error.message, "chat_template") from error
+        await asyncio.to_thread(_compile, template)
         return template
     known = server.llm.input_processor.chat_template
     if known is None:
         raise missing_template()
     return known
+
+
+def _compile(template: ChatTemplate) -> None:
+    try:
+        template.compile()
+    except InvalidRequestError as error:
+        raise bad_request(error.message, "chat_template") from error
 
 
 def _check_lists(body: ChatPromptFields) -> None:

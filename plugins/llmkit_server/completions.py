@@ -46,7 +46,7 @@ async def answer_completion(server: ServerContext, request: Request, body: Compl
     with named_for(names):
         params = _params(server, body)
     options = request_options(request, body, f"cmpl-{request_id}", add_special_tokens=True)
-    prompts = await tokenised_if_long(server, prompts, add_special_tokens=options.add_special_tokens)
+    prompts = await tokenised_if_long(server, prompts, options)
     generation = Generation(server, request, f"cmpl-{request_id}", model, names)
     generation.headers = unknown_fields_headers(body, request_id) | {"x-request-id": request_id}
     await generation.start(prompts, params, options)

@@ -54,7 +54,7 @@ class Embedder:
         server = self._server
         server.check_ready()
         options = request_options(self._request, self._body, self.id, add_special_tokens=True)
-        prompts = await tokenised_if_long(server, self._prompts, add_special_tokens=options.add_special_tokens)
+        prompts = await tokenised_if_long(server, self._prompts, options)
         num_at_once = min(len(prompts), MAX_CONCURRENT, server.admission.capacity)
         with server.admission.enter(num_at_once), named_for(_NAMES):
             work = asyncio.ensure_future(self._all(prompts, options, num_at_once))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 LONG_TEXT_CHARS = 32_768
-"""Texts from here on are tokenised in a thread, so that nobody else waits for it."""
+"""Prompts of a request that have together as many characters are tokenised in a thread, so that nobody else waits."""
+
+_TURN_S = 0.005
+"""How long a request's prompts are submitted before everybody else on the event loop has a turn."""
 
 
 class Generation:
@@ -60,8 +63,7 @@ class Generation:
         self._num_sequences = params.n * len(prompts)
         try:
             with named_for(self._names):
-                for i, prompt in enumerate(prompts):
-                    self._submit(prompt, params, options, i if len(prompts) > 1 else None)
+                await self._submit_all(prompts, params, options)
                 if waits:
                     await self._accepted()
         except BaseException:
@@ -74,6 +76,14 @@ class Generation:
                 await submission.first()
         if watch.client_is_gone:
             raise ClientGone
+
+    async def _submit_all(self, prompts: Sequence[Any], params: SamplingParams, options: RequestOptions) -> None:
+        turn_began = time.monotonic()
+        for i, prompt in enumerate(prompts):
+            if time.monotonic() - turn_began > _TURN_S:
+                await asyncio.sleep(0)
+                turn_began = time.monotonic()
+            self._submit(prompt, params, options, i if len(prompts) > 1 else None)
 
     def _submit(self, prompt: Any, params: SamplingParams, options: RequestOptions, number: int | None) -> None:
         options = replace(options, trace_headers=trace_headers(self._request.headers))
@@ -151,16 +161,24 @@ class Generation:
         return EventStream(events, gone=self.abort, finish=self.finish, headers=self.headers)
 
 
-async def tokenised_if_long(server: ServerContext, prompts: Sequence[Any], *, add_special_tokens: bool) -> list[Any]:
-    """`prompts`, with the token ids beside those texts that take long to tokenise."""
-    tokenizer = server.llm.tokenizer
-    result = []
-    for prompt in prompts:
-        if tokenizer is not None and isinstance(prompt, str) and len(prompt) >= LONG_TEXT_CHARS:
-            ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-            result.append({"prompt": prompt, "prompt_token_ids": ids})
-        else:
-            result.append(prompt)
+async def tokenised_if_long(server: ServerContext, prompts: Sequence[Any], options: RequestOptions) -> list[Any]:
+    """`prompts`; if together they take long to tokenise, with their token ids. Those behind one that is too long stay
+    as they are: that one ends the request."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if server.llm.tokenizer is None or sum(map(len, texts)) < LONG_TEXT_CHARS:
+        return list(prompts)
+    return await asyncio.to_thread(_tokenised, server, prompts, options)
+
+
+def _tokenised(server: ServerContext, prompts: Sequence[Any], options: RequestOptions) -> list[Any]:
+    result = list(prompts)
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) or not prompt:
+            continue
+        ids = server.tokenizer.encode(prompt, add_special_tokens=options.add_special_tokens)
+        result[i] = {"prompt": prompt, "prompt_token_ids": ids}
+        if options.truncate_prompt_tokens is None and len(ids) > server.models.max_model_len:
+            break
     return result
 
 

@@ -13,7 +13,7 @@ MAX_ITEMS = MAX_MESSAGES
 
 MAX_TOOLS = 256
 MAX_DOCUMENTS = 1024
-MAX_TEMPLATE_CHARS = 262_144
+MAX_TEMPLATE_CHARS = 65_536
 MAX_USER_CHARS = 512
 MAX_TOKENIZE_CHARS = 8 * 2**20
 MAX_DETOKENIZE_IDS = 2**20
@@ -23,6 +23,15 @@ MAX_FIELDS_NAMED = 16
 
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send a body."""
+
+MAX_HEAD_BYTES = 262_144
+"""Request line and headers together."""
+
+HEAD_TIMEOUT_S = 60.0
+"""How long a client may take to send them, from the connection or the end of the answer before."""
+
+READER_TIMEOUT_S = 120.0
+"""How long a client may read nothing while an answer waits for it, before its request is given up."""
 
 MAX_CLIENTS = 10_000
 """Clients whose rate is remembered; the longest unseen is forgotten first."""

@@ -19,6 +19,7 @@ from llmkit.config import EngineConfig, ServerConfig
 from llmkit.errors import ConfigError
 from llmkit.registry import Registry, detect_environment
 from llmkit_server.app import create_app
+from llmkit_server.connection import connection_type
 from llmkit_server.context import ServerContext
 from llmkit_server.listening import address_of, bound_socket
 from llmkit_server.logs import configure_logs
@@ -148,6 +149,7 @@ def uvicorn_config(app: FastAPI, settings: ServerConfig) -> uvicorn.Config:
     """Logs are ours; proxies' headers are not trusted, so that a client cannot choose its address."""
     return uvicorn.Config(
         app,
+        http=connection_type(),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -136,6 +136,16 @@ def test_bad_words_are_banned_with_and_without_space(make_processor, make_byte_t
     assert processor.bad_words_ids([" exaggerated"]) == ((261,),)
 
 
+def test_bad_words_are_tokenised_once_for_all_prompts(make_processor, byte_tokenizer, monkeypatch):
+    processor, encoded = make_processor(byte_tokenizer), []
+    encode = byte_tokenizer.encode
+    monkeypatch.setattr(byte_tokenizer, "encode", lambda text, **more: encoded.append(text) or encode(text, **more))
+    params = SamplingParams(bad_words=["xy"])
+    requests = [processor.prepare([1, 2], params).engine_request for _ in range(3)]
+    assert [request.bad_words_ids for request in requests] == [((120, 121), (32, 120, 121))] * 3
+    assert encoded == ["xy", " xy"]
+
+
 def test_bad_words_without_tokens_ban_nothing(make_processor, byte_tokenizer):
     """B26: what is left of them (a lone space, some bytes) is not banned."""
     assert make_processor(byte_tokenizer).bad_words_ids(["\u0004", "a\u0013"]) == ()

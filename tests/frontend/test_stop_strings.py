@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,3 +74,39 @@ def test_the_result_does_not_depend_on_the_cuts(text, stops, cuts):
     else:
         longest = max((s for s in stops if expected[0].endswith(s)), key=len)
         assert (shown, stop) == (expected[0].removesuffix(longest), longest)
+
+
+def test_long_stop_strings_cost_no_more_than_short_ones():
+    """The most that a request may hold, all of it almost there with every token."""
+    matcher = StopStringMatcher(["a" * (4095 - i) + "b" for i in range(4)])
+    began = time.monotonic()
+    shown = "".join(matcher.feed("a", i) for i in range(50_000)) + matcher.flush()
+    assert shown == "a" * 50_000
+    assert time.monotonic() - began < 10  # minutes, if every stop string is looked at for every token
+
+
+def test_a_stop_that_came_too_early_may_begin_the_next_one():
+    assert run(["ab", "c"], ["ab", "abc"], min_tokens=2) == ("", "abc")
+    assert run(["ab", "ab"], ["ab"], min_tokens=2) == ("ab", "ab")
+    assert run(["aa", "a"], ["aa"], min_tokens=2) == ("a", "aa")
+
+
+@given(
+    pieces=st.lists(st.text("ab", min_size=1, max_size=3), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 6),
+)
+def test_what_is_held_back_is_as_short_as_can_be(pieces, stops, min_tokens):
+    matcher = StopStringMatcher(stops, min_tokens=min_tokens)
+    text = shown = ""
+    for number, piece in enumerate(pieces, 1):
+        text += piece
+        result = matcher.feed(piece, number)
+        if isinstance(result, StopMatch):
+            assert number >= min_tokens
+            return
+        shown += result
+        held = [
+            end for end in range(1, len(text) + 1) if any(s != text[-end:] and s.startswith(text[-end:]) for s in stops)
+        ]
+        assert shown == text[: len(text) - max(held, default=0)]

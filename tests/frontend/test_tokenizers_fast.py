@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,19 @@ def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="character 2 is half of a surrogate pair") as caught:
         FastTokenizer(byte_level_backend()).encode("ab\ud800")
     assert caught.value.param == "prompt"
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    tokenizer = FastTokenizer(byte_level_backend())
+    ids: list[int] = []
+    thread = threading.Thread(target=lambda: ids.extend(tokenizer.encode("long text " * 50_000)))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert ids == tokenizer.encode("long text ") * 50_000
+    assert turns > 20  # with the lock of the interpreter held, one or two
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off() -> None:

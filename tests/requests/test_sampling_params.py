@@ -47,6 +47,8 @@ REFUSED = [
     ("stop", b"a"),
     ("stop", ["x"] * 257),
     ("stop", "x" * 4097),
+    ("stop", [f"{i}" + "x" * 4000 for i in range(5)]),
+    ("bad_words", [f"{i}" + "x" * 4000 for i in range(17)]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [2**31]),
     ("stop_token_ids", ["5"]),

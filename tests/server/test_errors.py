@@ -29,6 +29,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         b'{"prompt": NaN}',
         b'{"temperature": Infinity, "prompt": "a"}',
         b'{"temperature": 1e999, "prompt": "a"}',
+        b'{"max_tokens": ' + b"9" * 10_000 + b', "prompt": "a"}',
         b"[" * 100_000,
         b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
         b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}",
@@ -39,6 +40,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def test_bodies_that_are_no_json_object(served, refusal, path, data):
     message = refusal(served.call("POST", path, content=data, headers=JSON), 400, None)
     assert "body" in message
+    assert "sys." not in message
 
 
 @pytest.mark.parametrize(

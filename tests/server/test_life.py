@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 
 import pytest
+
+from llmkit.frontend.chat_template import ChatTemplate
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"
@@ -124,3 +128,73 @@ def test_two_hundred_ids_used_again_at_once(served):
     served.run(use)
     assert served.llm.num_unfinished == 0
     assert served.context.admission.num_sequences == 0
+
+
+@pytest.mark.parametrize("prompts", [["x" * 40_000], ["x" * 100] * 400])
+def test_much_text_is_tokenised_beside_the_event_loop(served, monkeypatch, prompts):
+    threads = set()
+    encode = served.llm.tokenizer.encode
+
+    def recorded(text, **more):
+        if text in prompts:
+            threads.add(threading.current_thread())
+        return encode(text, **more)
+
+    monkeypatch.setattr(served.llm.tokenizer, "encode", recorded)
+    fields = {"max_tokens": 1, "truncate_prompt_tokens": 8}
+    assert served.complete(prompts, **fields).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_template_of_the_request_is_compiled_beside_the_event_loop(served, monkeypatch):
+    threads = []
+    compile_template = ChatTemplate.compile
+
+    def recorded(template):
+        threads.append(threading.current_thread())
+        return compile_template(template)
+
+    monkeypatch.setattr(ChatTemplate, "compile", recorded)
+    assert served.chat(chat_template="{{ messages[0].content }}").status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_what_stands_behind_a_prompt_that_is_too_long_is_not_looked_at(served, refusal, monkeypatch):
+    encoded = []
+    encode = served.llm.tokenizer.encode
+
+    def recorded(text, **more):
+        if text in prompts:
+            encoded.append(len(text))
+        return encode(text, **more)
+
+    monkeypatch.setattr(served.llm.tokenizer, "encode", recorded)
+    prompts = ["x", *["x" * 40_000] * 5]
+    assert refusal(served.complete(prompts), 400, "prompt").startswith("prompt[1]: the prompt has 40000 tokens")
+    assert encoded == [1, 40_000]
+    assert served.context.admission.num_sequences == 0
+
+
+def test_many_prompts_are_submitted_in_turns(served, monkeypatch):
+    """Others are answered before the last of them is handed over."""
+    prepare = served.llm.input_processor.prepare
+    seen = []
+
+    def slow(*given, **more):
+        time.sleep(0.01)
+        return prepare(*given, **more)
+
+    monkeypatch.setattr(served.llm.input_processor, "prepare", slow)
+
+    async def use(client):
+        many = asyncio.create_task(client.post("/v1/completions", json={"prompt": [[1]] * 100, "max_tokens": 1}))
+        while not served.engine.added:
+            await asyncio.sleep(0)
+        assert (await client.get("/health")).status_code == 200
+        seen.append(len(served.engine.added))
+        return await many
+
+    assert len(served.run(use).json()["choices"]) == 100
+    assert seen[0] < 90

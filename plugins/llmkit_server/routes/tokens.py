@@ -12,7 +12,7 @@ from llmkit_server.chat_prompt import chat_prompt
 from llmkit_server.context import ServerContext, context_of
 from llmkit_server.errors import bad_request
 from llmkit_server.generation import LONG_TEXT_CHARS
-from llmkit_server.limits import MAX_DETOKENIZE_IDS
+from llmkit_server.limits import MAX_DETOKENIZE_IDS, MAX_TOKENIZE_CHARS
 from llmkit_server.openapi import describe
 from llmkit_server.protocol.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from llmkit_server.streaming import json_response
@@ -29,6 +29,8 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Exactly one of prompt and messages is needed.", "prompt")
     text = await chat_prompt(server, body, body.tools) if body.prompt is None else body.prompt
+    if len(text) > MAX_TOKENIZE_CHARS:
+        raise bad_request(f"messages may make a prompt of at most {MAX_TOKENIZE_CHARS} characters.", "messages")
     adds = (body.prompt is not None) if body.add_special_tokens is None else body.add_special_tokens
     ids = await _encode(server, text, adds)
     strings = [server.tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None

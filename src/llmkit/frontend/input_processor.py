@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,6 +79,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._numbers = itertools.count()
+        self._known_bad_words = lru_cache(maxsize=16)(self._bad_words_ids)
 
     def prepare(
         self,
@@ -246,6 +248,9 @@ class InputProcessor:
         """The token sequences that must not appear: every word as it stands and, unless it begins with a space,
         with one before it, whatever the number of tokens. Words that the vocabulary cannot write ban nothing: they
         never appear, and what is left of them may be harmless."""
+        return self._known_bad_words(tuple(words))
+
+    def _bad_words_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         forms = [form for word in words for form in ((word,) if word[0].isspace() else (word, " " + word))]
         return tuple(dict.fromkeys(ids for form in forms if (ids := self._exact_ids(form))))
 

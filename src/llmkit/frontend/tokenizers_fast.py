@@ -15,6 +15,7 @@ from llmkit.errors import InvalidRequestError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+_LONG_TEXT_CHARS = 8192
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -90,8 +91,13 @@ class FastTokenizer:
             raise InvalidRequestError(
                 f"The text is not valid Unicode: character {error.start} is half of a surrogate pair.", param="prompt"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        if len(text) < _LONG_TEXT_CHARS:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        # Unlike `encode`, this lets other threads of Python run meanwhile.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        long_ids: list[int] = encoding.ids
+        return long_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no whole character become U+FFFD, unknown ids become nothing."""

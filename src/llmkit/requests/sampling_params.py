@@ -18,8 +18,10 @@ MIN_TEMPERATURE = 0.01
 MAX_N = 16384
 MAX_STOP_STRINGS = 256
 MAX_STOP_CHARS = 4096
+MAX_STOP_TOTAL_CHARS = 16_384
 MAX_STOP_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 4096
+MAX_BAD_WORDS_TOTAL_CHARS = 65_536
 MAX_LOGIT_BIAS = 65_536
 MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_TOP_K = 2**31 - 1
@@ -174,9 +176,11 @@ def _checked_lists(params: SamplingParams) -> dict[str, Any]:
         if not allowed:
             raise InvalidRequestError("allowed_token_ids must not be empty.", param="allowed_token_ids")
     return {
-        "stop": validation.strings("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS),
+        "stop": validation.strings("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS, MAX_STOP_TOTAL_CHARS),
         "stop_token_ids": validation.token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
-        "bad_words": validation.strings("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_STOP_CHARS),
+        "bad_words": validation.strings(
+            "bad_words", params.bad_words, MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_BAD_WORDS_TOTAL_CHARS
+        ),
         "logit_bias": validation.logit_bias("logit_bias", params.logit_bias, MAX_LOGIT_BIAS),
         "allowed_token_ids": allowed,
     }

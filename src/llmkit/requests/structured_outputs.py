@@ -15,6 +15,7 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_
 
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 4096
+MAX_CHOICES_TOTAL_CHARS = 2**20
 MAX_SOURCE_CHARS = 1_000_000
 
 
@@ -53,7 +54,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         for name, kinds in _TEXT_FIELDS.items():
             _check_text(name, getattr(self, name), kinds)
         if self.choice is not None:
-            choices = validation.strings("structured_outputs.choice", self.choice, MAX_CHOICES, MAX_CHOICE_CHARS)
+            choices = validation.strings(
+                "structured_outputs.choice", self.choice, MAX_CHOICES, MAX_CHOICE_CHARS, MAX_CHOICES_TOTAL_CHARS
+            )
             if not choices:
                 raise InvalidRequestError("structured_outputs.choice must not be empty.", param="structured_outputs")
             msgspec.structs.force_setattr(self, "choice", choices)

@@ -55,8 +55,9 @@ def flag(param: str, value: Any) -> bool:
     return value
 
 
-def strings(param: str, value: Any, limit: int, max_chars: int) -> tuple[str, ...]:
-    """One string or several as a tuple without doubles; at most `limit`, none empty or too long."""
+def strings(param: str, value: Any, limit: int, max_chars: int, max_total: int) -> tuple[str, ...]:
+    """One string or several as a tuple without doubles; at most `limit`, none empty or of more than `max_chars`
+    characters, together of at most `max_total`."""
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else _items(param, value, "a string or a list of strings")
@@ -72,6 +73,9 @@ def strings(param: str, value: Any, limit: int, max_chars: int) -> tuple[str, ..
                 f"{param} may hold strings of at most {max_chars} characters, got one of {len(item)}.",
                 param=param,
             )
+    total = sum(map(len, items))
+    if total > max_total:
+        raise InvalidRequestError(f"{param} may hold at most {max_total} characters in all, got {total}.", param=param)
     return tuple(dict.fromkeys(items))
 
 
