@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PROMPT ?= Explain in one sentence what a paged KV cache is.
+PROMPT ?= What is gravity?
 PYTEST_ARGS ?=
+export PROMPT
 
 .PHONY: help demo test check lint types imports docs wheel bench clean
 
@@ -17,16 +18,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Installing llmkit and what it needs into $(VENV); torch is large, this takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "Installing llmkit and the tools of its tests into $(VENV); torch is large, this takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run ## Fetch SmolLM2-135M and stream its answer to a prompt (PROMPT="...").
 	@$(BIN)/llmkit models pull smollm2-135m-instruct
-	@$(BIN)/llmkit generate --model smollm2-135m-instruct --chat --stream --max-tokens 96 "$(PROMPT)"
+	@printf '\n> %s\n' "$$PROMPT"
+	@$(BIN)/llmkit generate --model smollm2-135m-instruct --chat --stream --temperature 0 --max-tokens 96 "$$PROMPT"
 
 # Tests start many processes: compiling every module again in each would take a quarter of the time.
 test: export PYTHONDONTWRITEBYTECODE =

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from llmkit import LLM
 
 PANEL = "Engine: {}"
+LONGEST_METAVAR = 16
 METAVARS = {"text": "TEXT", "integer": "N", "number": "X", "list": "LIST", "table": "JSON", "boolean": "BOOL"}
 
-
+_MODULE_PATH = re.compile(r"[A-Za-z_][\w.]*:[\w.]*")
 _FLAGS = (*all_flags(), *combined_flags())
 
 
@@ -38,7 +41,12 @@ def _option(flag: Flag) -> tuple[Any, Any]:
             bool | None,
             typer.Option(f"{flag.name}/{flag.negative}", help=text, rich_help_panel=panel, show_default=False),
         ], None
-    metavar = "|".join(flag.choices) if flag.choices and flag.type != "boolean" else METAVARS[flag.type]
+    metavar = METAVARS[flag.type]
+    if flag.choices and flag.type != "boolean":
+        metavar = "|".join(flag.choices)
+        if len(metavar) > LONGEST_METAVAR:
+            # A wide column of types would leave too little for the names of the flags.
+            metavar, text = "NAME", f"{text} One of {', '.join(flag.choices)}."
     return Annotated[str | None, typer.Option(flag.name, metavar=metavar, help=text, rich_help_panel=panel)], None
 
 
@@ -103,7 +111,29 @@ def given_flags(engine: dict[str, Any]) -> dict[str, Any]:
 
 def loaded_config(engine: dict[str, Any], **more: Any) -> LoadedConfig:
     """The configuration from the flags (`more` on top), the environment, the file and the defaults."""
-    return load_config(flags={**given_flags(engine), **more}, settings=engine["settings"] or (), file=engine["config"])
+    loaded = load_config(
+        flags={**given_flags(engine), **more}, settings=engine["settings"] or (), file=engine["config"]
+    )
+    find_local_modules(loaded.config.model_dump(mode="json"))
+    return loaded
+
+
+def find_local_modules(value: Any) -> None:
+    """Let `module:attribute` in the settings `value` name a module of the current folder, as `python -m` would.
+
+    The folder comes last in `sys.path`, and only if a setting needs it: what is installed is not hidden by what happens
+    to lie there.
+    """
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            find_local_modules(item)
+        return
+    if not isinstance(value, str) or not _MODULE_PATH.fullmatch(value):
+        return
+    name, here = value.partition(":")[0].partition(".")[0], Path.cwd()
+    is_here = (here / f"{name}.py").is_file() or (here / name).is_dir()
+    if is_here and str(here) not in sys.path and importlib.util.find_spec(name) is None:
+        sys.path.append(str(here))
 
 
 @contextmanager
@@ -125,12 +155,19 @@ def loading_bar() -> Iterator[Callable[[int, int | None], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.filesize import decimal
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Loading weights", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        # Imports and reading the configuration come first: there are no bytes to count yet.
+        task = bar.add_task("Loading the model", total=None, size="")
+
+        def show(done: int, total: int | None) -> None:
+            size = decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
+            bar.update(task, completed=done, total=total, size=size)
+
+        yield show
 
 
 def print_dry_run(engine: dict[str, Any], **more: Any) -> None:

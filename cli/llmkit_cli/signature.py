@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from typer.core import TyperCommand
+
 
 @dataclass(frozen=True)
 class OptionGroup:
@@ -19,6 +21,23 @@ class OptionGroup:
 
     name: str
     options: dict[str, tuple[Any, Any]]
+
+
+class LongHelp(TyperCommand):
+    """A command with many flags: its help gives `--no-…` no column of its own.
+
+    That column would be as wide as the longest of them, and in a terminal of 80 columns the names of the flags
+    themselves would be cut.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            negatives = ", ".join(parameter.secondary_opts)
+            if negatives:
+                text: str = getattr(parameter, "help", None) or ""
+                parameter.help = f"{text} {negatives}: off.".strip()  # type: ignore[attr-defined]
+                parameter.secondary_opts = []
+        super().format_help(ctx, formatter)
 
 
 def with_options(*groups: OptionGroup) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -47,6 +47,60 @@ def test_every_command_explains_itself(llmkit, command):
     assert f"llmkit {command}" in out
 
 
+@pytest.mark.parametrize("command", [("generate",), ("chat",), ("serve",), ("config", "show"), ("bench", "latency")])
+def test_help_cuts_no_flag_in_a_terminal_of_80_columns(command):
+    environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    result = subprocess.run(
+        [sys.executable, "-m", "llmkit_cli", *command, "--help"],
+        capture_output=True,
+        encoding="utf-8",
+        env={**environment, "PYTHONIOENCODING": "utf-8"},
+        check=True,
+    )
+    assert "…" not in result.stdout
+    for flag in ("--max-num-batched-tokens", "--gpu-memory-utilization", "--no-enable-prefix-caching"):
+        assert flag in result.stdout
+
+
+def test_a_module_of_the_current_folder_is_a_plugin(llmkit, tmp_path, monkeypatch):
+    """As an installed command `llmkit` does not have the current folder in sys.path."""
+    (tmp_path / "mine_of_the_folder.py").write_text(
+        "from llmkit.hookspecs import PluginInfo, hookimpl\n"
+        "info = PluginInfo(summary='a queue')\n"
+        "@hookimpl\n"
+        "def llmkit_scheduler_policy():\n"
+        "    raise RuntimeError('asked for a policy')\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    flags = ("--model", str(shape), "--load-format", "dummy", "--skip-tokenizer", "--num-blocks", "16", "--dry-run")
+    code, _, err = llmkit("generate", "--scheduler", "mine_of_the_folder:", *flags)
+    assert code == 1
+    assert "asked for a policy" in err
+
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    code, _, err = llmkit("generate", "--scheduler", "fcfs", *flags)
+    assert code == 0, err
+    assert str(tmp_path) not in sys.path  # nothing asked for it
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+}
+
+
 def test_engine_commands_offer_the_plugin_flags(llmkit):
     from llmkit.hookspecs.kinds import KINDS
 

@@ -51,6 +51,19 @@ def test_streamed_text_is_the_whole_text(llmkit):
     assert llmkit("generate", "--stream", *flags)[1] == llmkit("generate", *flags)[1]
 
 
+def test_one_answer_comes_as_a_stream_in_a_terminal(llmkit, monkeypatch):
+    from llmkit import LLM
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    streams = []
+    real = LLM.stream
+    monkeypatch.setattr(LLM, "stream", lambda *args, **kwargs: streams.append(1) or real(*args, **kwargs))
+    flags = ("--temperature", "0", "--max-tokens", "3", FRANCE)
+    texts = [llmkit("generate", *more, *flags)[1] for more in ((), ("--no-stream",))]
+    assert texts[0] == texts[1]
+    assert len(streams) == 1
+
+
 def test_prompts_from_a_file_as_json(llmkit, tmp_path):
     file = tmp_path / "prompts.jsonl"
     first = {"prompt": FRANCE, "user": "a", "priority": 1}

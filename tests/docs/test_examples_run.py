@@ -72,6 +72,8 @@ def test_the_plugin_of_the_readme_serves(tmp_path, run_here, monkeypatch):
     assert len([line for line in plugin.splitlines() if line and not line.startswith("#")]) <= 25
     (tmp_path / "shortest_first.py").write_text(plugin, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "shortest_first", raising=False)
+    # An installed command does not have the current folder among its modules.
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     flags = ["--model", "smollm2-135m-instruct", "--temperature", "0", "--max-tokens", "4", "--dtype", "float32"]
     (scheduler,) = re.findall(r"--scheduler (shortest_first\S*)", (ROOT / "README.md").read_text(encoding="utf-8"))
     arguments = ["generate", "--scheduler", scheduler.rstrip("`"), *flags, FRANCE]

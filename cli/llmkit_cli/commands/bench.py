@@ -16,7 +16,7 @@ from llmkit_cli.bench.shapes import SHAPES, write_shape
 from llmkit_cli.bench.workloads import names
 from llmkit_cli.commands.bench_serve import serve
 from llmkit_cli.engine_options import ENGINE_OPTIONS, loaded_config, open_llm, print_dry_run
-from llmkit_cli.signature import OptionGroup, with_options
+from llmkit_cli.signature import LongHelp, OptionGroup, with_options
 
 app = typer.Typer(
     add_completion=False,
@@ -83,7 +83,7 @@ def report(result: dict[str, Any], bench: dict[str, Any]) -> None:
                 typer.echo(f"  {key:<26} {value}")
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(BENCH_OPTIONS, ENGINE_OPTIONS)
 def throughput(
     workload: Annotated[str, typer.Option(help=WORKLOAD_HELP)] = "mixed-32",
@@ -97,7 +97,7 @@ def throughput(
     run_on_engine("throughput", workload, measure_throughput, bench, engine)
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(BENCH_OPTIONS, ENGINE_OPTIONS)
 def latency(
     workload: Annotated[str, typer.Option(help=WORKLOAD_HELP)] = "decode-128",
@@ -133,7 +133,7 @@ def run_on_engine(what: str, workload: str, measure: Any, bench: dict[str, Any],
     report({**result, "figures": figures, "limits": limits, "plugins": plugins, "plugin_times": times}, bench)
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(BENCH_OPTIONS, ENGINE_OPTIONS)
 def startup(*, bench: dict[str, Any], engine: dict[str, Any]) -> None:
     """A new process to its first token: seconds, and peak resident memory."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llmkit_cli.engine_options import ALL_OPTIONS, loaded_config
-from llmkit_cli.signature import with_options
+from llmkit_cli.signature import LongHelp, with_options
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Show the configuration."
@@ -20,7 +20,7 @@ def config() -> None:
     """Show the configuration."""
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(ALL_OPTIONS)
 def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -12,7 +12,7 @@ import typer
 from llmkit.errors import InvalidRequestError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
-from llmkit_cli.signature import with_options
+from llmkit_cli.signature import LongHelp, with_options
 from llmkit_cli.structured_options import STRUCTURED_OPTIONS, structured_outputs
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(ENGINE_OPTIONS, SAMPLING_OPTIONS, STRUCTURED_OPTIONS)
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help='Prompts; "-" reads one from standard input.')] = None,
@@ -35,21 +35,34 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user's message.")] = False,
     system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Answers per prompt.")] = 1,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes (one prompt).")] = False,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Print the text as it comes. Default: in a terminal, for one prompt and one answer.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     *,
     engine: dict[str, Any],
     sampling: dict[str, Any],
     constraint: dict[str, Any],
 ) -> None:
-    """Generate text for one or more prompts."""
+    """Generate text for one or more prompts.
+
+    For example: llmkit generate --model smollm2-135m-instruct --chat "Name three rivers."
+    """
     if engine["dry_run"]:
         print_dry_run(engine)
         return
     given = collect_prompts(prompts or [], prompts_file)
     texts, options = [text for text, _ in given], [option for _, option in given]
-    if stream and (len(texts) != 1 or n != 1 or as_json):
+    single = len(texts) == 1 and n == 1 and not as_json
+    if stream and not single:
         raise InvalidRequestError("--stream takes one prompt, --n 1 and no --json.")
+    if stream is None:
+        stream = single and sys.stdout.isatty()
     constraints = structured_outputs(constraint)
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling, n=n, structured_outputs=constraints)

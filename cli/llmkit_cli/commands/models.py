@@ -17,10 +17,13 @@ def pull(
     name: Annotated[str, typer.Argument(help="A name from `llmkit models list`.")],
 ) -> None:
     """Fetch a model into the llmkit cache; does nothing if it is there."""
+    from llmkit.frontend import model_store
+
+    if (there := model_store.installed().get(name)) is not None:
+        typer.echo(str(there))
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from llmkit.frontend import model_store
 
     columns = (
         TextColumn("{task.description}"),

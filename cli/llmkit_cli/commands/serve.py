@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from llmkit_cli.engine_options import ALL_OPTIONS, loaded_config, loading_bar, print_dry_run
-from llmkit_cli.signature import with_options
+from llmkit_cli.signature import LongHelp, with_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(ALL_OPTIONS)
 def serve(
     model_name: Annotated[
