@@ -325,7 +325,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         self.running.remove(seq)
         self.swapped.append(seq)
-        if not at_once and self.running:
+        if not at_once and any(other.written for other in self.running):
             self.swap_out(data, at_once=True)
         self.carry_out_copies()
 

@@ -108,6 +108,38 @@ class TestBack:
         assert [(type(event), len(event.block_hashes)) for event in events] == [(BlockStored, 2)]
         run.manager.check_integrity()
 
+    def test_a_fork_before_the_next_commit(self, make_harness, sequence):
+        """Of what was swapped out before its commit: the fork shares blocks that become findable while it has them."""
+        run = make_harness(num_blocks=9, num_host_blocks=9)
+        seq = sequence("a", [*PREFIX, 9])
+        assert run.manager.allocate(seq, 9) is not None
+        run.manager.swap_out(seq, 9)
+        copies(run)
+        assert run.manager.swap_in(seq, 9)
+        copies(run)
+        child = sequence("b", [*PREFIX, 10])
+        assert run.manager.fork(seq, child, 8) == []
+        assert run.hit([*PREFIX, 9]) == 0  # the step that carries the copies has not been done
+        run.manager.commit(seq, 9)
+        run.manager.check_integrity()
+        assert run.hit([*PREFIX, 9]) == 8
+
+    def test_a_fork_offers_what_its_parent_did_not(self, make_harness, sequence):
+        run = make_harness(num_blocks=9, num_host_blocks=9)
+        seq = run.run("a", [*PREFIX, 9])
+        run.manager.swap_out(seq, 9)
+        copies(run)
+        run.finish("other", [20 + i for i in range(32)])  # takes every block
+        assert run.manager.swap_in(seq, 9)
+        copies(run)
+        child = sequence("b", [*PREFIX, 10])
+        assert run.manager.fork(seq, child, 8) == []
+        run.manager.free(seq)
+        assert run.manager.next_commit(child) == 0
+        run.manager.commit(child, 8)
+        run.manager.check_integrity()
+        assert run.hit([*PREFIX, 9]) == 8
+
     def test_not_enough_free_blocks(self, make_harness):
         run = make_harness(num_blocks=5, num_host_blocks=9)
         seq = run.run("a", [*PREFIX, 9])

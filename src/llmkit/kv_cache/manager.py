@@ -196,9 +196,9 @@ class KVCacheManager:
         for table in tables:
             self._pool.acquire(table)
         chain = None if source.chain is None else source.chain.fork(full)
-        state = SequenceBlocks(
-            tables, full * self.block_size, num_tokens, min(full, source.num_committed), first_kept, chain
-        )
+        committed = min(full, source.num_committed)
+        state = SequenceBlocks(tables, full * self.block_size, num_tokens, committed, first_kept, chain)
+        state.republish = source.republish
         self._sequences[child.sequence_id] = state
         self._set_next_commit(state)
         if not rest:
@@ -236,7 +236,13 @@ class KVCacheManager:
         if saved is None:
             raise ValueError(f"sequence {seq.sequence_id} has not been swapped out")
         columns = max(self._columns(seq, num_tokens), self._columns(seq, saved.num_computed))
-        hashes = [] if saved.chain is None else saved.chain.hashes[: saved.num_committed]
+        num_full, hashes = 0, list[bytes]()
+        if saved.chain is not None:
+            # Its last steps may not have been committed. All that they filled counts as offered, and is offered by the
+            # next commit: else a fork could not say of the blocks that it shares which of them are findable.
+            num_full = min(saved.num_computed, len(seq.token_ids)) // self.block_size
+            saved.chain.extend(seq.token_ids, num_full)
+            hashes = saved.chain.hashes[:num_full]
         tables = tuple(
             [NULL_BLOCK] * first + [index.get(block_hash, NULL_BLOCK) for block_hash in hashes[first:]]
             for first, index in zip(saved.first_kept, self._pool.indices, strict=True)
@@ -257,12 +263,11 @@ class KVCacheManager:
                         copies.append((table[column], hosts[column - first]))
         self.swap_space.load(seq.sequence_id, copies)
         state = SequenceBlocks(
-            tables, columns * self.block_size, saved.num_computed, saved.num_committed, saved.first_kept, saved.chain
+            tables, columns * self.block_size, saved.num_computed, num_full, saved.first_kept, saved.chain
         )
+        state.republish = bool(copies) and saved.chain is not None
         self._sequences[seq.sequence_id] = state
         self._set_next_commit(state)
-        if copies and saved.chain is not None:
-            state.republish, state.next_commit = True, 0
         self._reporter.flush()
         return True
 
@@ -465,6 +470,9 @@ class KVCacheManager:
                 state.first_kept[manager.group] = kept
 
     def _set_next_commit(self, state: SequenceBlocks) -> None:
+        if state.republish:
+            state.next_commit = 0
+            return
         following = (state.num_committed + 1) * self.block_size if state.chain is not None else NEVER
         for manager in self._windows:
             following = min(following, manager.next_release(state.first_kept[manager.group]))

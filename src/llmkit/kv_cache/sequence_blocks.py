@@ -40,7 +40,7 @@ class SequenceBlocks:
     commit. num_committed: leading blocks that were offered to the index. first_kept: per group, leading
     columns that are null because the window has left them. chain: hashes, None with prefix caching off.
     next_commit: until this many tokens are computed, a commit has nothing to do. republish: the next commit offers all
-    committed blocks to the index again, because some came back from the host and are not findable.
+    committed blocks to the index again, because some came back from the host and are not findable; so for a fork.
     """
 
     tables: tuple[list[int], ...]
