@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 
 from llmkit.config import EngineConfig
 from llmkit.config.sections import ModelConfig
-from llmkit.errors import ModelError, PluginError
+from llmkit.errors import ConfigError, ModelError, PluginError
 from llmkit.frontend.model_source import ModelSource, load_tokenizer, resolve_model
 from llmkit.registry import Registry
 
@@ -99,7 +99,7 @@ def test_dummy_weights_with_and_without_a_folder(tmp_path: Path, registry: Regis
     ],
 )
 def test_no_model(registry: Registry, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         resolve(registry, "", **settings)
 
 

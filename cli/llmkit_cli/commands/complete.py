@@ -13,7 +13,7 @@ from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.options import REMOTE_OPTIONS, remote_model
 from llmkit_cli.sampling_options import DEFAULT_MAX_TOKENS, SAMPLING_OPTIONS, given_sampling, sampling_params
-from llmkit_cli.signature import with_options
+from llmkit_cli.signature import LongHelp, with_options
 
 if TYPE_CHECKING:
     from llmkit import LLM, SamplingParams
@@ -26,7 +26,7 @@ Completer = Callable[[str], object]
 """Prints the continuation of a text as it comes."""
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(REMOTE_OPTIONS, ENGINE_OPTIONS, SAMPLING_OPTIONS)
 def complete(
     prompts: Annotated[

@@ -88,8 +88,8 @@ def collect_prompts(arguments: list[str], file: Path | None) -> list[tuple[str, 
     prompts = [(sys.stdin.read() if argument == "-" else argument, plain) for argument in arguments]
     if file is not None:
         prompts += read_prompts(file)
-    if not prompts and not sys.stdin.isatty():
-        prompts = [(sys.stdin.read(), plain)]
+    if not prompts and file is None and not sys.stdin.isatty() and (piped := sys.stdin.read()):
+        prompts = [(piped, plain)]
     if not prompts:
         raise InvalidRequestError(
             'No prompt was given: pass one as an argument, "-" for standard input, or --prompts-file.'

@@ -32,9 +32,18 @@ def pull(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=None, visible=False)
-        path = model_store.pull(name, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(name, total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.start()  # with the first bytes: a name that is refused shows no bar
+        bar.update(task, completed=done, total=total)
+
+    try:
+        path = model_store.pull(name, show)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
     typer.echo(str(path))
 
 

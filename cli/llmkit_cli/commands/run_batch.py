@@ -13,7 +13,7 @@ import typer
 
 from llmkit.errors import ConfigError
 from llmkit_cli.engine_options import BATCH_OPTIONS, loaded_config, loading_bar, print_dry_run
-from llmkit_cli.signature import with_options
+from llmkit_cli.signature import LongHelp, with_options
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=LongHelp)
 @with_options(BATCH_OPTIONS)
 def run_batch(
     input_file: Annotated[Path, typer.Option("--input-file", "-i", help="Requests, a JSON object a line.")],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ModelError, PluginError
+from llmkit.errors import ConfigError, ModelError, PluginError
 from llmkit.frontend.model_choice import choose_model_plugin, translated_config
 from llmkit.frontend.model_search import find_model, unrecognised_model
 
@@ -75,7 +75,7 @@ def _resolve_without_files(config: EngineConfig, registry: Registry, environment
     model = config.model
     hint = "Give a folder, a GGUF file, or a name from `llmkit models list`."
     if model.load_format == "auto":
-        raise ModelError("No model is given.", hint=hint)
+        raise ConfigError("No model is given.", hint=hint)
     reader: WeightsFormat = registry.create("weights", model.load_format, environment, seed=model.seed)
     if reader.needs_files:
         raise ModelError(f"No model is given, and load_format {model.load_format} reads files.", hint=hint)
