@@ -46,6 +46,8 @@ class TritonAttention(AttentionBackend):
     device: None for the GPU that the first batch is on. choose_tile: replaces the table of block sizes.
     """
 
+    graph_safe = True
+
     def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
         self._device = device
         self._choose_tile = choose_tile

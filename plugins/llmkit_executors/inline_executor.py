@@ -1,4 +1,4 @@
-"""Runs every call where it is made: a step is done when `submit` returns."""
+"""Runs every call where it is made. On the CPU a step is done when `submit` returns; on a GPU it has been launched."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmkit.errors import EngineClosedError
+from llmkit.execution.model_runners import concurrent_steps
 from llmkit.execution.setup import WorkerReport, WorkerSetup
 from llmkit.execution.worker import Worker
-from llmkit.hookspecs.executor import Executor
+from llmkit.hookspecs.executor import Executor, StepHandle
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.scheduling.plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True)
-class DoneStep:
-    """A step that has been run: what it returned, or what it raised."""
+class FailedStep:
+    """A step that could not be started, and what it raised."""
 
-    outcome: StepResult | Exception
+    error: Exception
 
     def result(self) -> StepResult:
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
+        raise self.error
 
 
 class InlineExecutor(Executor):
-    """One worker, one step at a time. What a step raises is raised by its handle, not by `submit`."""
-
-    max_concurrent_steps = 1
+    """One worker. What a step raises is raised by its handle, not by `submit`."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -36,17 +33,21 @@ class InlineExecutor(Executor):
     def start(self, setup: WorkerSetup) -> WorkerReport:
         self.close()
         self._worker = Worker(setup)
+        self.max_concurrent_steps = self._worker.max_concurrent_steps
         return self._worker.load()
 
     def allocate(self, layout: KVCacheLayout) -> None:
         self._running().allocate(layout)
 
-    def submit(self, plan: StepPlan) -> DoneStep:
+    def concurrent_steps(self, device: str) -> int:
+        return concurrent_steps(device.partition(":")[0])
+
+    def submit(self, plan: StepPlan) -> StepHandle:
         worker = self._running()
         try:
-            return DoneStep(worker.execute(plan))
+            return worker.submit(plan)
         except Exception as error:
-            return DoneStep(error)
+            return FailedStep(error)
 
     def sleep(self, level: int) -> None:
         self._running().sleep(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from llmkit.execution.building import kv_groups
+from llmkit.execution.cuda.runner import CudaModelRunner
 from llmkit.execution.model_runner import ModelRunner
 from llmkit.hookspecs import PluginInfo, hookimpl
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit.hookspecs.executor import StepHandle
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.layers.causal_lm import CausalLM
 from llmkit.layers.context import ForwardContext, ModelContext
@@ -21,6 +24,7 @@ from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.plan import AddedRow, BlockUpdate, StepPlan, StepResult
+from llmkit_kernels.torch_table import TorchKernels
 
 VOCAB = 40
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
@@ -152,18 +156,40 @@ class Sequence_:
 
 
 @dataclass
+class Flight:
+    """A step under way. sampling: row → (its sequence, the place of its token)."""
+
+    handle: StepHandle
+    sampling: dict[int, tuple[Sequence_, int]]
+
+    def land(self) -> StepResult:
+        result = self.handle.result()
+        for row, (sequence, place) in self.sampling.items():
+            if row in result.failed:
+                del sequence.tokens[place]
+            else:
+                sequence.tokens[place] = int(result.token_ids[row])
+        return result
+
+
+@dataclass
 class Driver:
     """Plans steps by hand for one runner. Blocks are never reused, block 0 is the null block."""
 
     model: TinyModel
     layout: KVCacheLayout
+    launched: bool = False
     runner: ModelRunner = field(init=False)
     sequences: dict[int, Sequence_] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.runner = ModelRunner(
+        backend = PagedAttention()
+        # It reads the device's tensors, but waits for them: what a graph cannot hold, and static inputs can.
+        backend.graph_safe = self.model.head.device.type == "cpu"
+        make = partial(CudaModelRunner, kernels=TorchKernels()) if self.launched else ModelRunner
+        self.runner = make(
             self.model,
-            PagedAttention(),
+            backend,
             self.layout,
             vocab_size=VOCAB,
             max_num_seqs=MAX_NUM_SEQS,
@@ -215,6 +241,10 @@ class Driver:
 
     def step(self, work: Mapping[int, int]) -> StepResult:
         """work: slot → tokens to compute. A row samples when it reaches its end; the token is appended."""
+        return self.submit(work).land()
+
+    def submit(self, work: Mapping[int, int]) -> Flight:
+        """Start `step`; until it lands, -1 stands for the tokens that it samples."""
         rows = [(slot, self.sequences[slot], new) for slot, new in work.items()]
         updates = [u for slot, sequence, new in rows for u in self._grow(slot, sequence, sequence.computed + new)]
         entering = {row.slot for row in self._added}
@@ -235,12 +265,14 @@ class Driver:
         self.swaps_out, self.swaps_in = [], []
         self._added, self._removed, self._copies = [], [], []
         self._step += 1
-        result = self.runner.execute(plan)
+        handle = self.runner.submit(plan)
+        flight = Flight(handle, {})
         for row, (_, sequence, new) in enumerate(rows):
             sequence.computed += new
-            if plan.samples[row] and row not in result.failed:
-                sequence.tokens.append(int(result.token_ids[row]))
-        return result
+            if plan.samples[row]:
+                flight.sampling[row] = sequence, len(sequence.tokens)
+                sequence.tokens.append(-1)
+        return flight
 
     def _grow(self, slot: int, sequence: Sequence_, num_tokens: int) -> Iterable[BlockUpdate]:
         columns = -(-num_tokens // self.layout.block_size)
@@ -269,11 +301,12 @@ def make_driver(
     num_blocks: int = 400,
     num_host_blocks: int = 0,
     device: str = "cpu",
+    launched: bool = False,
 ) -> Driver:
     model = TinyModel(windows, device=device)
     groups = kv_groups(model.attention, torch.float32)
     layout = KVCacheLayout(groups, num_blocks, block_size, page_size, num_host_blocks=num_host_blocks)
-    return Driver(model, layout)
+    return Driver(model, layout, launched)
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +320,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def driver() -> Callable[..., Driver]:
-    """(windows, block_size=, page_size=) → a driver with its own tiny model."""
+    """(windows, block_size=, page_size=, launched=) → a driver with its own tiny model; `launched`: with the runner of
+    GPUs, whatever the device."""
     return make_driver
 
 

@@ -130,3 +130,55 @@ def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
     assert torch.cuda.memory_allocated() - before >= report.memory.weights + report.memory.cache
     worker.close()
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_steps_ahead(driver):
+    """Launched before the tokens of the step before are known; kernel by kernel, as this attention waits."""
+    d = driver((6, None, 6), device="cuda", launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    d.add(1, PROMPT[::-1], logprobs=None)
+    flights = [d.submit({0: 11, 1: 11}), *(d.submit({0: 1, 1: 1}) for _ in range(12))]
+    for flight in flights:
+        flight.land()
+    for slot in (0, 1):
+        tokens = d.sequences[slot].tokens
+        expected = d.model.dense(tokens)[len(PROMPT) - 1 : -1].argmax(-1)
+        assert expected.tolist() == tokens[len(PROMPT) :]
+
+
+def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
+    """All of the fast path beside none of it, in float32: rows that come and go, greedy and seeded."""
+    import json
+
+    from llmkit import LLM
+
+    shape = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 9001, "hidden_size": 256,
+        "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    draw = np.random.default_rng(4)
+    prompts = [{"prompt_token_ids": draw.integers(0, 9001, 5 + 9 * i).tolist()} for i in range(11)]
+    params = [
+        SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=20 + 7 * i, ignore_eos=True, top_k=-1)
+        for i in range(11)
+    ]
+    params[5] = SamplingParams(temperature=0.9, seed=5, max_tokens=30, ignore_eos=True, logprobs=2, top_k=20)
+    answers = {}
+    for name, settings in {
+        "fast": {},
+        "graphs": {"async_scheduling": False},
+        "reference": {"async_scheduling": False, "kernels": "torch", "attention": "torch"},
+    }.items():
+        llm = LLM(
+            str(tmp_path), load_format="dummy", skip_tokenizer=True, device="cuda", max_num_seqs=8,
+            num_blocks=400, **settings,
+        )  # fmt: skip
+        with llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        answers[name] = [output.outputs[0].token_ids for output in outputs]
+        assert len(set(map(tuple, answers[name]))) == len(prompts)
+    assert answers["fast"] == answers["reference"]
+    assert answers["graphs"] == answers["reference"]

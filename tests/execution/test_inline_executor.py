@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llmkit.errors import EngineClosedError
+from llmkit.execution.step_handle import FinishedStep
 from llmkit.scheduling.plan import StepPlan, StepResult
 from llmkit_executors import inline
 from llmkit_executors.inline_executor import InlineExecutor
@@ -13,6 +14,8 @@ PLAN = StepPlan(0, EMPTY, EMPTY, EMPTY, samples=np.zeros(0, dtype=np.bool_))
 
 
 class FakeWorker:
+    max_concurrent_steps = 2
+
     def __init__(self, setup: object) -> None:
         self.setup = setup
         self.calls: list[object] = []
@@ -23,11 +26,11 @@ class FakeWorker:
     def allocate(self, layout: object) -> None:
         self.calls.append(layout)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> FinishedStep:
         self.calls.append(plan)
         if plan.step == 13:
             raise ValueError("thirteen")
-        return StepResult(EMPTY)
+        return FinishedStep(StepResult(EMPTY))
 
     def close(self) -> None:
         self.calls.append("close")
@@ -40,8 +43,8 @@ def executor(monkeypatch) -> InlineExecutor:
 
 
 def test_calls_reach_the_worker(executor):
-    assert executor.max_concurrent_steps == 1
     assert executor.start("setup") == "report"
+    assert executor.max_concurrent_steps == 2
     worker = executor._worker
     executor.allocate("layout")
     assert executor.submit(PLAN).result().token_ids is EMPTY
@@ -66,3 +69,7 @@ def test_a_closed_executor_says_so(executor):
     executor.close()
     with pytest.raises(EngineClosedError):
         executor.allocate("layout")
+
+
+def test_a_gpu_takes_a_step_ahead(executor):
+    assert [executor.concurrent_steps(device) for device in ("cpu", "cuda", "cuda:1")] == [1, 2, 2]

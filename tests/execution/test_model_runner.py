@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmkit.sampling.sampler import FAILURES, NOT_FINITE
+from llmkit.sampling.device_draw import NOT_FINITE
+from llmkit.sampling.sampler import FAILURES
 
 PROMPT = [5, 17, 3, 3, 21, 8, 30, 11, 2, 14, 9]
 SHAPES = [

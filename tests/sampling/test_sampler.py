@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from llmkit.sampling.sampler import FAILURES, NOT_FINITE, NOTHING_ALLOWED
+from llmkit.sampling.device_draw import NOT_FINITE
+from llmkit.sampling.sampler import FAILURES, NOTHING_ALLOWED
 
 VOCAB = 50
 

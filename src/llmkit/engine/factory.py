@@ -287,13 +287,13 @@ def _executor(prepared: PreparedModel) -> Executor:
 
 def _concurrent_steps(config: EngineConfig, executor: Executor) -> int:
     """How many steps may be under way. Raises ConfigError if more were asked for than the executor can carry."""
-    wanted = config.scheduler.async_scheduling
-    if wanted is True and executor.max_concurrent_steps < 2:
+    wanted, possible = config.scheduler.async_scheduling, executor.concurrent_steps(config.execution.device)
+    if wanted is True and possible < 2:
         raise ConfigError(
-            "async_scheduling is true, but the chosen executor runs one step at a time.",
+            "async_scheduling is true, but the chosen executor runs one step at a time on this device.",
             hint="Leave scheduler.async_scheduling at auto.",
         )
-    return 1 if wanted is False else executor.max_concurrent_steps
+    return 1 if wanted is False else possible
 
 
 def _gpu_bytes(device: str) -> int | None:

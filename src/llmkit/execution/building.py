@@ -35,6 +35,7 @@ class BuiltModel:
     model: CausalLM
     config: DecoderConfig
     backend: AttentionBackend
+    kernels: KernelTable
     groups: tuple[KVGroup, ...]
     block_size: int
     page_size: int
@@ -76,7 +77,7 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     block_size, page_size = choose_block_size(backend.page_sizes(), config.kv_cache.block_size)
     groups = kv_groups(context.attention_layers, kv_dtype)
     quantized_by = next((s.name for s in reversed(registry.selections) if s.kind == "quantization"), "none")
-    return BuiltModel(model.eval(), context.config, backend, groups, block_size, page_size, quantized_by)
+    return BuiltModel(model.eval(), context.config, backend, kernels, groups, block_size, page_size, quantized_by)
 
 
 def attention_queries(

@@ -15,6 +15,7 @@ from llmkit.execution.kv_tensors import KVTensors
 from llmkit.execution.pooling import Pooler
 from llmkit.execution.prompt_scoring import PromptScorer
 from llmkit.execution.replay import StepReplayer
+from llmkit.execution.step_handle import FinishedStep
 from llmkit.layers.context import ForwardContext
 from llmkit.registry.timings import CallTiming
 from llmkit.sampling.masks import TokenMasks
@@ -24,6 +25,7 @@ from llmkit.scheduling.plan import StepResult
 if TYPE_CHECKING:
     from llmkit.execution.worker_transfers import WorkerTransfers
     from llmkit.hookspecs.attention import AttentionBackend
+    from llmkit.hookspecs.executor import StepHandle
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.scheduling.plan import IntArray, StepPlan
@@ -66,6 +68,10 @@ class ModelRunner:
     def kv_caches(self) -> list[torch.Tensor]:
         """The cache of each attention layer."""
         return self._kv.layers
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """`execute`, with a handle that holds the result. Another runner's may still be waiting for it."""
+        return FinishedStep(self.execute(plan))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -140,18 +146,23 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
         rows = inputs.sampling_rows
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
-        logits = self._model.logits(chosen)
-        if logits.shape != (len(rows), self._vocab_size):
-            raise EngineError(
-                f"The model returned logits of shape {tuple(logits.shape)} for {len(rows)} tokens and a vocabulary of "
-                f"{self._vocab_size}."
-            )
+        logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
         masks = _token_masks(plan, rows)
         sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions, masks)
         result.token_ids[rows] = sampled.token_ids
         self._batch.record(plan, rows, sampled.token_ids)
         result.logprobs.update({int(rows[i]): entry for i, entry in sampled.logprobs.items()})
         result.failed.update({int(rows[i]): message for i, message in sampled.failed.items()})
+
+
+def checked_logits(logits: torch.Tensor, rows: int, vocab_size: int) -> torch.Tensor:
+    """logits [rows, vocab_size] as they are. Raises EngineError for another shape."""
+    if logits.shape != (rows, vocab_size):
+        raise EngineError(
+            f"The model returned logits of shape {tuple(logits.shape)} for {rows} tokens and a vocabulary of "
+            f"{vocab_size}."
+        )
+    return logits
 
 
 def _token_masks(plan: StepPlan, sampling_rows: IntArray) -> TokenMasks | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llmkit.sampling.sampler import FAILURES, NOT_FINITE
+from llmkit.sampling.device_draw import NOT_FINITE
+from llmkit.sampling.sampler import FAILURES
 
 if TYPE_CHECKING:
     from llmkit.requests.message import Pooling

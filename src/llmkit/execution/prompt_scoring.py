@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from llmkit.sampling.device_draw import NOT_FINITE
 from llmkit.sampling.logprobs import position_logprobs
-from llmkit.sampling.sampler import FAILURES, NOT_FINITE
+from llmkit.sampling.sampler import FAILURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

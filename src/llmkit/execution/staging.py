@@ -15,6 +15,7 @@ _ALIGNMENT = 64
 _TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
 }
 
 
@@ -53,10 +54,18 @@ class StagingBuffer:
 
     def send(self) -> dict[str, torch.Tensor]:
         """Device tensors with the contents of the arrays of the last `layout`."""
+        self.copy()
+        return self.views()
+
+    def copy(self) -> None:
+        """Bring the arrays of the last `layout` to the device."""
         if not self._is_host:
             self._mirror[: self._used].copy_(self._host[: self._used], non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
+
+    def views(self) -> dict[str, torch.Tensor]:
+        """The device tensors of the last `layout`. Their addresses stay while no larger layout is asked for."""
         return {
             name: self._mirror[start : start + size].view(_TORCH_DTYPES[dtype]).view(shape)
             for name, (start, size, dtype, shape) in self._places.items()

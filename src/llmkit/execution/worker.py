@@ -25,12 +25,14 @@ from llmkit.execution.measuring import (
     measured_activations,
 )
 from llmkit.execution.memory import MemoryPlan, plan_memory
-from llmkit.execution.model_runner import ModelRunner
+from llmkit.execution.model_runners import concurrent_steps, runner_for
 from llmkit.execution.profiling import TorchProfile
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
 
 if TYPE_CHECKING:
+    from llmkit.execution.model_runner import ModelRunner
+    from llmkit.hookspecs.executor import StepHandle
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.scheduling.plan import StepPlan, StepResult
 
@@ -98,7 +100,7 @@ class Worker:
         length, _, sequences = limits(self._setup.config)
         calls = self._setup.registry.calls
         with _device_memory_explained("the KV cache"):
-            self._runner = ModelRunner(
+            self._runner = runner_for(self._device, self._built.kernels)(
                 self._built.model,
                 self._built.backend,
                 layout,
@@ -112,12 +114,21 @@ class Worker:
         self._transfers = worker_transfers(self._setup, self._fingerprint, layout, self._runner.kv_caches)
         self._runner.transfers = self._transfers
 
+    @property
+    def max_concurrent_steps(self) -> int:
+        """Steps that may be under way at once."""
+        return concurrent_steps(self._device.type)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises OutOfMemoryError, or whatever went wrong on the device."""
+        return self.submit(plan).result()
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start a step, behind those under way. Raises as `execute` does, or its handle does."""
         if self._runner is None:
             raise EngineClosedError("The worker has no KV cache: allocate must come before execute.")
         with _device_memory_explained("a step's activations"):
-            return self._runner.execute(plan)
+            return self._runner.submit(plan)
 
     def sleep(self, level: int) -> None:
         """Free the cache and, at level 2 or on a GPU, the weights. Not with a connector, which knows the cache."""

@@ -84,7 +84,14 @@ class AttentionBatch:
 
 
 class AttentionBackend(ABC):
-    """Paged, variable-length, causal attention."""
+    """Paged, variable-length, causal attention.
+
+    graph_safe: `forward` with a batch of one token a row launches kernels only, which read lengths, block table and
+    slot mapping on the device: captured in a CUDA graph they are right for any lengths up to `max_seq_len`, whatever
+    `seq_lens_np` was when they were planned.
+    """
+
+    graph_safe: bool = False
 
     @abstractmethod
     def support(self, query: AttentionQuery) -> Support:

@@ -33,6 +33,10 @@ class Executor(ABC):
 
     max_concurrent_steps: int = 1
 
+    def concurrent_steps(self, device: str) -> int:
+        """What `max_concurrent_steps` will be once workers run on `device`; asked before `start`."""
+        return self.max_concurrent_steps
+
     @abstractmethod
     def start(self, setup: WorkerSetup) -> WorkerReport:
         """Load the weights, measure, and say how many KV blocks fit; nothing is allocated for them yet.

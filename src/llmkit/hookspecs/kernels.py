@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
+    from llmkit.sampling.device_draw import DeviceDraws
+
 
 class KernelTable(ABC):
     """Operations on [tokens, features] tensors. Unless said otherwise they return new tensors.
@@ -63,6 +65,13 @@ class KernelTable(ABC):
     @abstractmethod
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [t, 2d] → gelu(gate, approximate="tanh") * up, [t, d]."""
+
+    def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
+        """logits float32 [n, v] → token ids int64 [n] as `llmkit.sampling.device_draw.draw_or_best`, which this does
+        unless it is replaced. Must not wait for the device."""
+        from llmkit.sampling.device_draw import draw_or_best
+
+        return draw_or_best(logits, draws)
 
 
 @hookspec(firstresult=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from llmkit.sampling import parameters
+from llmkit.sampling.device_draw import NOT_FINITE
 from llmkit.sampling.drawing import Draws, draw
 from llmkit.sampling.logprobs import position_logprobs
 from llmkit.sampling.masks import TokenMasks
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from llmkit.requests.logprobs import PositionLogprobs
     from llmkit.scheduling.plan import AddedRow
 
-NOT_FINITE = -1
 NOTHING_ALLOWED = -2
 FAILURES = {
     NOT_FINITE: "The model's logits for this sequence are not finite (NaN or infinity), so no token can be chosen.",
@@ -54,6 +54,11 @@ class Sampler:
         self.remove(row.slot)
         self._params.add(row)
         self._processors.add(row)
+
+    @property
+    def params(self) -> SlotParameters:
+        """Parameters by slot; the sampler alone changes them."""
+        return self._params
 
     def remove(self, slot: int) -> None:
         """The slot's sequence has left the batch."""

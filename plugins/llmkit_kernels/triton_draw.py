@@ -1,0 +1,144 @@
+"""Tokens from logits, without sorting and without writing probabilities or noise.
+
+Three launches: the best logit of every part of a row; of what is left of each part after scaling, min_p and noise the
+best score; the best of all parts. The noise is that of `llmkit.sampling.gumbel`: the same bits of Philox, computed
+where they are used.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+
+_BLOCK = 1024  # counters, four entries each
+_MOST_PARTS = 64
+_LARGEST = tl.constexpr(1.0 - 2.0**-24)
+_UNIT = tl.constexpr(2.0**-32)
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
+
+
+@triton.jit
+def _noise(word, EXACT: tl.constexpr):
+    """Random words → float32 -log(-log(1 - u)), u = (word + 1/2) / 2³²."""
+    u = tl.minimum(word.to(tl.float32) * _UNIT + 0.5 * _UNIT, _LARGEST)
+    if EXACT:
+        return -libdevice.log(-libdevice.log1p(-u))
+    # The interpreter has no log1p: 1 - u is exact in float64.
+    return -tl.log(-tl.log(1.0 - u.to(tl.float64))).to(tl.float32)
+
+
+@triton.jit
+def _argmax_of(value, index):
+    """(largest value, lowest index that has it) of float32 [b], int32 [b]."""
+    largest = tl.max(value, 0)
+    return largest, tl.min(tl.where(value == largest, index, 2147483647), 0)
+
+
+@triton.jit
+def best_kernel(logits_ptr, value_ptr, index_ptr, row_stride, size, span, BLOCK: tl.constexpr):
+    """One program: of one part of a row the best logit, NaN if there is one, and its first place."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    place = tl.full((BLOCK,), 2147483647, tl.int32)
+    spoilt = tl.zeros((BLOCK,), tl.int32)
+    for start in range(part * span, min((part + 1) * span, size), BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        logit = tl.load(logits_ptr + row * row_stride + index, mask=index < size, other=float("-inf"))
+        spoilt |= (logit != logit).to(tl.int32)
+        better = logit > best
+        best = tl.where(better, logit, best)
+        place = tl.where(better, index, place)
+    value, index = _argmax_of(best, place)
+    value = tl.where(tl.max(spoilt, 0) > 0, float("nan"), value)
+    tl.store(value_ptr + row * tl.num_programs(1) + part, value)
+    tl.store(index_ptr + row * tl.num_programs(1) + part, index)
+
+
+@triton.jit
+def _row_best(value_ptr, row, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    values = tl.load(value_ptr + row * parts + part, mask=part < parts, other=float("-inf"))
+    spoilt = tl.max((values != values).to(tl.int32), 0) > 0
+    return tl.where(spoilt, float("nan"), tl.max(values, 0))
+
+
+@triton.jit
+def score_kernel(
+    logits_ptr, best_ptr, value_ptr, index_ptr, seeds_ptr, positions_ptr, temperatures_ptr, min_p_ptr,
+    row_stride, size, span, BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One program: of one part of a row that draws, the best score and its first place."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    temperature = tl.load(temperatures_ptr + row)
+    if temperature > 0:
+        peak = _row_best(best_ptr, row, parts, PARTS)
+        log_min_p = tl.load(min_p_ptr + row)
+        seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        place = tl.full((BLOCK,), 2147483647, tl.int32)
+        for start in range(part * span, min((part + 1) * span, size), 4 * BLOCK):
+            counter = start // 4 + tl.arange(0, BLOCK)
+            zero = tl.zeros((BLOCK,), tl.uint32)
+            words = tl.philox(seed, counter.to(tl.uint32), zero + position.to(tl.uint32), zero, zero)
+            for lane in tl.static_range(4):
+                index = counter * 4 + lane
+                inside = index < size
+                logit = tl.load(logits_ptr + row * row_stride + index, mask=inside, other=float("-inf"))
+                scaled = tl.div_rn(logit - peak, temperature)
+                score = scaled + _noise(words[lane], EXACT)
+                better = inside & (scaled >= log_min_p) & ((score > best) | ((score == best) & (index < place)))
+                best = tl.where(better, score, best)
+                place = tl.where(better, index, place)
+        value, index = _argmax_of(best, place)
+        tl.store(value_ptr + row * parts + part, value)
+        tl.store(index_ptr + row * parts + part, index)
+
+
+@triton.jit
+def choose_kernel(
+    best_ptr, best_index_ptr, score_ptr, score_index_ptr, temperatures_ptr, tokens_ptr, parts, PARTS: tl.constexpr
+):
+    """One program: a row's token, or NOT_FINITE."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    there = part < parts
+    peak = _row_best(best_ptr, row, parts, PARTS)
+    if tl.load(temperatures_ptr + row) > 0:
+        value_ptr, index_ptr = score_ptr, score_index_ptr
+    else:
+        value_ptr, index_ptr = best_ptr, best_index_ptr
+    values = tl.load(value_ptr + row * parts + part, mask=there, other=float("-inf"))
+    indices = tl.load(index_ptr + row * parts + part, mask=there, other=2147483647)
+    _, token = _argmax_of(values, indices)
+    finite = (peak == peak) & (tl.abs(peak) < float("inf"))
+    tl.store(tokens_ptr + row, tl.where(finite, token, _NOT_FINITE).to(tl.int64))
+
+
+def draw(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
+    """See `llmkit.sampling.device_draw.draw_or_best`; logits float32 [n, v], rows dense."""
+    rows, size = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return tokens
+    # So many parts that a few rows fill a GPU; many rows do so by themselves.
+    parts = max(1, min(_MOST_PARTS, 512 // rows, triton.cdiv(size, 4 * _BLOCK)))
+    span = triton.cdiv(triton.cdiv(size, parts), 4 * _BLOCK) * 4 * _BLOCK
+    parts = triton.cdiv(size, span)
+    values = torch.empty((2, rows, parts), dtype=torch.float32, device=logits.device)
+    indices = torch.empty((2, rows, parts), dtype=torch.int32, device=logits.device)
+    padded = triton.next_power_of_2(parts)
+    best_kernel[rows, parts](logits, values[0], indices[0], logits.stride(0), size, span, BLOCK=4 * _BLOCK, num_warps=8)
+    score_kernel[rows, parts](
+        logits, values[0], values[1], indices[1], draws.seeds, draws.positions, draws.temperatures, draws.log_min_p,
+        logits.stride(0), size, span, BLOCK=_BLOCK, PARTS=padded, EXACT=not INTERPRETED, num_warps=8,
+    )  # fmt: skip
+    choose_kernel[rows,](
+        values[0], indices[0], values[1], indices[1], draws.temperatures, tokens, parts, PARTS=padded, num_warps=1
+    )
+    return tokens

@@ -1,0 +1,81 @@
+"""Root-mean-square norm, alone and behind the addition to the residual stream."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_ELEMENTS = 4096  # of a program, for rows as short as a head
+
+
+@triton.jit
+def _normed(x, weight, eps, size, TYPE: tl.constexpr):
+    """Rows x float32 [g, d] and weight [d] → float32 [g, d], rounded where the reference rounds."""
+    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1) / size + eps)
+    return (x * scale[:, None]).to(TYPE).to(tl.float32) * weight.to(tl.float32)[None, :]
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, row_stride, group_stride, groups, size, eps,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_G of the groups of one token. x [t, groups, size] with strides, out dense."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    column = tl.arange(0, BLOCK_D)
+    inside = (group < groups)[:, None] & (column < size)[None, :]
+    place = token * row_stride + group[:, None] * group_stride + column[None, :]
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0)
+    result = _normed(x, weight, eps, size, weight_ptr.dtype.element_ty)
+    out = out_ptr + (token * groups + group[:, None]) * size + column[None, :]
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_norm_kernel(x_ptr, residual_ptr, weight_ptr, size, eps, BLOCK_D: tl.constexpr):
+    """One program: a row. Writes the sum to residual and its norm to x; both dense [t, size]."""
+    column = tl.arange(0, BLOCK_D)
+    inside = column < size
+    place = tl.program_id(0).to(tl.int64) * size + column
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    total = (x + residual).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + place, total, mask=inside)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
+    result = _normed(total.to(tl.float32)[None, :], weight, eps, size, weight_ptr.dtype.element_ty)
+    result = tl.sum(result, 0)  # of one row: drops the first dimension
+    tl.store(x_ptr + place, result.to(x_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [t, d] or [t, groups, d], the last dimension dense → the same shape, dense."""
+    rows = x if x.dim() == 3 else x.unsqueeze(1)
+    tokens, groups, size = rows.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    block_d = triton.next_power_of_2(size)
+    block_g = min(triton.next_power_of_2(groups), max(1, _ELEMENTS // block_d))
+    norm_kernel[tokens, triton.cdiv(groups, block_g)](
+        rows, weight, out, rows.stride(0), rows.stride(1), groups, size, eps,
+        BLOCK_G=block_g, BLOCK_D=block_d, num_warps=_warps(block_g * block_d),
+    )  # fmt: skip
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, residual dense [t, d], both overwritten → (norm of the sum, the sum)."""
+    tokens, size = x.shape
+    if tokens:
+        block_d = triton.next_power_of_2(size)
+        add_norm_kernel[tokens,](x, residual, weight, size, eps, BLOCK_D=block_d, num_warps=_warps(block_d))
+    return x, residual
+
+
+def _warps(elements: int) -> int:
+    return max(1, min(16, elements // 256))

@@ -1,0 +1,41 @@
+"""The kernel table of CUDA GPUs: fused operations where there are some, the reference for the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from llmkit.sampling.device_draw import DeviceDraws
+from llmkit_kernels import triton_activation, triton_draw, triton_norm, triton_rotary
+from llmkit_kernels.torch_table import TorchKernels
+
+
+class TritonKernels(TorchKernels):
+    """Operands whose last dimension is not dense take the reference's operations."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.stride(-1) != 1 or x.dim() not in (2, 3):
+            return super().rms_norm(x, weight, eps)
+        return triton_norm.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.dim() != 2 or not (x.is_contiguous() and residual.is_contiguous()) or x.dtype != residual.dtype:
+            return super().add_rms_norm(x, residual, weight, eps)
+        return triton_norm.add_rms_norm(x, residual, weight, eps)
+
+    def rotary(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, head_size: int
+    ) -> None:
+        if query.stride(-1) != 1 or key.stride(-1) != 1 or not cos_sin.is_contiguous():
+            super().rotary(positions, query, key, cos_sin, head_size)
+            return
+        triton_rotary.rotary(positions, query, key, cos_sin, head_size)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if gate_up.dim() != 2 or gate_up.stride(-1) != 1:
+            return super().silu_and_mul(gate_up)
+        return triton_activation.silu_and_mul(gate_up)
+
+    def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
+        return triton_draw.draw(logits, draws)

@@ -1,0 +1,75 @@
+"""A step whose kernels were launched: its tokens are on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from llmkit.sampling.sampler import FAILURES
+from llmkit.scheduling.plan import StepResult
+
+if TYPE_CHECKING:
+    from llmkit.scheduling.plan import IntArray
+
+LongArray = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class HostTokens:
+    """Tokens [n] that are being copied to pinned memory; the copy is the step's last work on the device."""
+
+    def __init__(self, memory: torch.Tensor, token_ids: torch.Tensor) -> None:
+        self._host = memory[: len(token_ids)]
+        self._host.copy_(token_ids, non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if token_ids.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def wait(self) -> LongArray:
+        """int64[n]; raises what went wrong on the device up to here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.numpy().copy()
+
+
+class HostMemory:
+    """Pinned memory for the tokens of as many steps as are under way."""
+
+    def __init__(self, max_num_seqs: int, *, pinned: bool) -> None:
+        self._size, self._pinned = max_num_seqs, pinned
+        self._free: list[torch.Tensor] = []
+
+    def take(self) -> torch.Tensor:
+        if self._free:
+            return self._free.pop()
+        return torch.empty(self._size, dtype=torch.int64, pin_memory=self._pinned)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        self._free.append(memory)
+
+
+@dataclass
+class PendingStep:
+    """The handle of a step of `num_rows` rows, of which `rows` [n] sample. settled: told of the tokens once, [n]."""
+
+    num_rows: int
+    rows: IntArray
+    tokens: HostTokens
+    settled: Callable[[PendingStep, LongArray], None]
+    _result: StepResult | None = field(default=None, init=False)
+
+    def result(self) -> StepResult:
+        """Wait for the tokens. May be called again."""
+        if self._result is None:
+            codes = self.tokens.wait()
+            result = StepResult(token_ids=np.full(self.num_rows, -1, dtype=np.int32))
+            result.token_ids[self.rows] = codes
+            for i in np.flatnonzero(codes < 0).tolist():
+                result.failed[int(self.rows[i])] = FAILURES[int(codes[i])]
+            self._result = result
+            self.settled(self, codes)
+        return self._result

@@ -1,0 +1,50 @@
+"""Draw tokens where all that the draw depends on lies on the logits' device, so that nothing waits for it.
+
+For rows that take the best token or draw with temperature and min_p; the rest goes through `llmkit.sampling.sampler`,
+with the same outcome for rows that either can do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llmkit.sampling.chunks import chunk_rows
+from llmkit.sampling.gumbel import gumbel_noise
+from llmkit.sampling.ordering import best_indices
+
+NOT_FINITE = -1
+
+
+@dataclass(frozen=True)
+class DeviceDraws:
+    """Of n rows, on the logits' device. seeds int64[n]; positions int64[n] that the tokens will have; temperatures
+    float32[n], 0 for the best token; log_min_p float32[n], -inf where it is off."""
+
+    seeds: torch.Tensor
+    positions: torch.Tensor
+    temperatures: torch.Tensor
+    log_min_p: torch.Tensor
+
+    def part(self, rows: slice) -> DeviceDraws:
+        """Those of some of the rows."""
+        return DeviceDraws(self.seeds[rows], self.positions[rows], self.temperatures[rows], self.log_min_p[rows])
+
+
+def draw_or_best(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
+    """logits float32[n, v] → token ids int64[n], NOT_FINITE for rows whose best logit is not a finite number."""
+    size = chunk_rows(logits)
+    parts = [slice(start, start + size) for start in range(0, len(logits), size)]
+    tokens = [_draw_or_best(logits[part], draws.part(part)) for part in parts]
+    return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+
+
+def _draw_or_best(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
+    best = best_indices(logits)
+    peak = logits.gather(-1, best.unsqueeze(-1))
+    draws_one = draws.temperatures > 0
+    scores = (logits - peak).div_(torch.where(draws_one, draws.temperatures, 1.0).unsqueeze(-1))
+    scores.masked_fill_(scores < draws.log_min_p.unsqueeze(-1), -torch.inf)
+    drawn = best_indices(scores.add_(gumbel_noise(draws.seeds, draws.positions, logits.shape[-1])))
+    return torch.where(peak.squeeze(-1).isfinite(), torch.where(draws_one, drawn, best), NOT_FINITE)

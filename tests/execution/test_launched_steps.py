@@ -1,0 +1,146 @@
+"""The runner of GPUs, on the CPU: steps submitted before the tokens of those before them are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmkit.execution.cuda.capture_sizes import LARGEST, capture_sizes, padded_rows, padded_width
+from llmkit.sampling.device_draw import NOT_FINITE
+from llmkit.sampling.sampler import FAILURES
+
+PROMPT = [5, 17, 3, 3, 21, 8, 30, 11, 2, 14, 9]
+SHAPES = [
+    pytest.param({"windows": (None, None)}, id="one group"),
+    pytest.param({"windows": (6, None, 6)}, id="full and sliding"),
+    pytest.param({"windows": (None,), "block_size": 8, "page_size": 2}, id="block of four pages"),
+]
+MIXTURE: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.3, "seed": 2**63 + 11, "min_p": 0.1},
+]
+
+
+def answers(d: Any, *, ahead: int, steps: int = 20) -> list[list[int]]:
+    """Three sequences that enter one after another, with so many steps under way."""
+    flights = []
+    work: dict[int, int] = {}
+    for step in range(steps):
+        if step % 3 == 0 and step < 9:
+            slot = 5 - step // 3
+            params = dict(MIXTURE[step // 3])
+            d.add(slot, PROMPT[step // 3 :], **{"logprobs": None, **params})
+            work = {**work, slot: len(PROMPT) - step // 3}
+        flights.append(d.submit(work))
+        work = dict.fromkeys(work, 1)
+        if len(flights) > ahead:
+            flights.pop(0).land()
+    for flight in flights:
+        flight.land()
+    return [d.sequences[slot].tokens for slot in (5, 4, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_tokens_are_those_of_steps_one_after_another(driver, shape, ahead):
+    expected = answers(driver(**shape), ahead=0)
+    assert answers(driver(**shape, launched=True), ahead=ahead) == expected
+    assert len({tuple(tokens[-5:]) for tokens in expected}) == 3
+
+
+def test_decode_steps_are_padded(driver):
+    d = driver(launched=True)
+    for slot in range(5):
+        d.add(slot, PROMPT[slot:], logprobs=None)
+    d.step({slot: len(PROMPT) - slot for slot in range(5)})
+    d.step(dict.fromkeys(range(5), 1))
+    assert d.model.steps[-1] == 8
+    d.step(dict.fromkeys(range(3), 1))
+    assert d.model.steps[-1] == 4
+
+
+def test_a_step_with_other_wishes_waits_for_those_before_it(driver):
+    d = driver(launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    first = d.submit({0: len(PROMPT)})
+    second = d.submit({0: 1})
+    d.add(1, PROMPT[:4])  # wants logprobs
+    third = d.submit({0: 1, 1: 4})
+    for flight in (first, second):
+        flight.land()
+    d.check(1, third.land().logprobs[1])
+    d.remove(1)
+    d.step({0: 1})
+    tokens = d.sequences[0].tokens
+    assert tokens[len(PROMPT) :] == [
+        int(d.model.dense(tokens[:end])[-1].argmax()) for end in range(len(PROMPT), len(tokens))
+    ]
+
+
+def test_a_result_read_late_spares_the_slot_s_next_sequence(driver):
+    """The slot's sequence is replaced by one of the same length while its last token is on its way."""
+    d = driver(launched=True)
+    d.add(2, PROMPT, logprobs=None)
+    old = d.submit({2: len(PROMPT)})
+    d.remove(2)
+    d.add(2, PROMPT[::-1], logprobs=None)
+    first = d.submit({2: len(PROMPT)})
+    old.land()
+    second = d.submit({2: 1})
+    first.land()
+    second.land()
+    tokens = d.sequences[2].tokens
+    assert tokens[-2:] == [int(d.model.dense(tokens[:end])[-1].argmax()) for end in (-2, -1)]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}])
+def test_a_bad_row_fails_alone(driver, params):
+    d = driver((None,), launched=True)
+    d.model.poisoned = 39
+    d.add(0, PROMPT, logprobs=None)
+    d.add(1, [4, 39], logprobs=None, **params)
+    result = d.step({0: 11, 1: 2})
+    assert result.failed == {1: FAILURES[NOT_FINITE]}
+    assert d.sequences[0].tokens[-1] == int(d.model.dense(PROMPT)[-1].argmax())
+
+
+def test_a_prompt_in_chunks_samples_at_its_end(driver):
+    d = driver(launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    assert d.step({0: 6}).token_ids.tolist() == [-1]
+    assert d.step({0: 5}).token_ids.tolist() == [int(d.model.dense(PROMPT)[-1].argmax())]
+
+
+def test_results_can_be_read_again(driver):
+    d = driver(launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    flight = d.submit({0: len(PROMPT)})
+    assert flight.handle.result() is flight.handle.result()
+
+
+def test_capture_sizes():
+    sizes = capture_sizes(1024)
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24)
+    assert sizes[-3:] == (480, 496, LARGEST)
+    assert {256, 272} <= set(sizes)
+    assert capture_sizes(6) == (1, 2, 4, 6)
+    assert [padded_rows(rows, sizes) for rows in (1, 3, 9, 257, 512, 513)] == [1, 4, 16, 272, 512, None]
+    assert [padded_width(pages, 3000) for pages in (1, 64, 65, 257, 1025)] == [64, 64, 256, 1024, 3000]
+
+
+def test_all_tensors_of_a_step_are_read_before_the_next_is_written(driver):
+    """Two sequences whose decode steps alternate share the static inputs."""
+    d = driver(launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    d.add(1, PROMPT[::-1], logprobs=None)
+    d.step({0: 11, 1: 11})
+    flights = [d.submit({slot: 1}) for slot in (0, 1, 0, 1)]
+    for flight in flights:
+        flight.land()
+    for slot in (0, 1):
+        tokens = d.sequences[slot].tokens
+        logits = d.model.dense(tokens)
+        assert torch.equal(logits[len(PROMPT) - 1 : -1].argmax(-1), torch.tensor(tokens[len(PROMPT) :]))

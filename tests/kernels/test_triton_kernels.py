@@ -1,0 +1,172 @@
+"""The `triton` kernel table against the reference: on a GPU where there is one, else interpreted in a process of its
+own, which runs this file again."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws, draw_or_best
+from llmkit_kernels.torch_table import TorchKernels
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+REFERENCE = TorchKernels()
+# The interpreter cuts bfloat16 off instead of rounding.
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets")
+def test_under_the_interpreter() -> None:
+    path = Path(__file__)
+    flags = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", *flags, str(path)]
+    done = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    counted = re.search(r"(\d+) passed", done.stdout)
+    assert counted, done.stdout
+    assert int(counted[1]) >= 25, "tests of the kernels were skipped"
+
+
+@pytest.fixture
+def table():
+    if not INTERPRETED and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    from llmkit_kernels.triton_table import TritonKernels
+
+    return TritonKernels()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 64), (1, 576), (5, 2050), (0, 16)])
+def test_norms(table, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = random(*shape, dtype=dtype), random(*shape[::-1], dtype=dtype).reshape(shape)
+    weight = random(shape[1], dtype=dtype)
+    close(table.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    expected = REFERENCE.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    for actual, wanted in zip(table.add_rms_norm(x, residual, weight, 1e-5), expected, strict=True):
+        close(actual, wanted)
+
+
+@kernels
+def test_norm_with_a_float32_weight_rounds_once(table) -> None:
+    x, weight = random(4, 96, dtype=torch.float16), random(96)
+    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+
+
+@kernels
+@pytest.mark.parametrize("heads", [3, 16])
+def test_norm_of_heads_cut_out_of_wider_rows(table, heads: int) -> None:
+    wide, weight = random(5, 20 * 64), random(64)
+    x = wide[:, 64 : 64 * (heads + 1)].view(5, heads, 64)
+    assert not x.is_contiguous()
+    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+
+
+@kernels
+def test_operands_that_are_not_dense_take_the_reference(table) -> None:
+    x, weight = random(64, 3).T, random(64)
+    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    close(table.add_rms_norm(x, x, weight, 1e-6)[0], REFERENCE.add_rms_norm(x, x, weight, 1e-6)[0])
+    gate_up = random(64, 3).T
+    close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "rotary_dim"), [(4, 2, 16, 16), (33, 1, 8, 8), (3, 3, 80, 20)])
+def test_rotary(table, heads: int, kv_heads: int, size: int, rotary_dim: int, dtype: torch.dtype) -> None:
+    projected = random(6, (heads + 2 * kv_heads) * size, dtype=dtype)
+    table_of_angles = random(50, rotary_dim)
+    positions = torch.tensor([0, 49, 3, 3, 17, 8], device=DEVICE)
+    expected = projected.clone()
+    for rows, operations in ((projected, table), (expected, REFERENCE)):
+        query, key, _ = rows.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
+        operations.rotary(positions, query, key, table_of_angles, size)
+    close(projected, expected)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 1500])
+def test_silu(table, size: int, dtype: torch.dtype) -> None:
+    gate_up = random(3, 2 * size, dtype=dtype) * 4
+    close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+
+
+def draws_of(temperatures: list[float], min_p: list[float]) -> DeviceDraws:
+    n = len(temperatures)
+    seeds = torch.tensor([(-1) ** i * (2**62 + 12345 * i) for i in range(n)], device=DEVICE)
+    return DeviceDraws(
+        seeds,
+        torch.arange(n, device=DEVICE) * 1000,
+        torch.tensor(temperatures, dtype=torch.float32, device=DEVICE),
+        torch.tensor(min_p, dtype=torch.float32, device=DEVICE).log(),
+    )
+
+
+@kernels
+@pytest.mark.parametrize("size", [5, 4096, 9001])
+def test_draws_are_those_of_the_reference(table, size: int) -> None:
+    draws = draws_of([0.0, 1.0, 0.6, 2.5, 1e-30, 5.0], [0.0, 0.0, 0.0, 0.3, 0.0, 0.01])
+    for trial in range(1 if INTERPRETED else 20):
+        logits = random(6, size + trial)[:, :size] * 3
+        before = logits.clone()
+        expected = draw_or_best(logits.cpu(), DeviceDraws(*(x.cpu() for x in vars(draws).values())))
+        assert table.draw(logits, draws).tolist() == expected.tolist()
+        assert torch.equal(logits, before)
+
+
+@kernels
+def test_a_row_draws_the_same_in_any_batch(table) -> None:
+    draws = draws_of([0.8] * 8, [0.0] * 8)
+    logits = random(8, 9001)
+    together = table.draw(logits, draws).tolist()
+    assert [table.draw(logits[i : i + 1], draws.part(slice(i, i + 1))).item() for i in range(0, 8, 3)] == together[::3]
+
+
+@kernels
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning"
+)  # the interpreter's arithmetic is numpy's
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_are_told_apart(table, bad: float) -> None:
+    logits = random(4, 5000)
+    logits[1, 4500] = bad
+    logits[2] = -torch.inf
+    logits[3, :4999] = -torch.inf
+    tokens = table.draw(logits, draws_of([0.0, 1.0, 1.0, 1.0], [0.0] * 4)).tolist()
+    assert tokens[1:] == [NOT_FINITE, NOT_FINITE, 4999]
+    assert table.draw(logits, draws_of([1.0, 0.0, 0.0, 0.0], [0.0] * 4)).tolist()[1:] == tokens[1:]
+
+
+@kernels
+def test_the_first_of_equals_is_the_best(table) -> None:
+    logits = torch.zeros(2, 9000, device=DEVICE)
+    logits[0, 8000] = logits[0, 5] = 1
+    assert table.draw(logits, draws_of([0.0, 0.0], [0.0, 0.0])).tolist() == [5, 0]
