@@ -66,12 +66,10 @@ class KernelTable(ABC):
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [t, 2d] → gelu(gate, approximate="tanh") * up, [t, d]."""
 
-    def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
-        """logits float32 [n, v] → token ids int64 [n] as `llmkit.sampling.device_draw.draw_or_best`, which this does
-        unless it is replaced. Must not wait for the device."""
-        from llmkit.sampling.device_draw import draw_or_best
-
-        return draw_or_best(logits, draws)
+    def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor | None:
+        """logits float32 [n, v] → token ids int64 [n] as `llmkit.sampling.device_draw.draw_or_best`; None for "that one
+        will do". Must not wait for the device."""
+        return None
 
 
 @hookspec(firstresult=True)

@@ -18,6 +18,7 @@ from llmkit.execution.model_runner import ModelRunner, checked_logits, forward_c
 from llmkit.execution.staging import StagingBuffer
 from llmkit.execution.step_handle import FinishedStep
 from llmkit.sampling import parameters
+from llmkit.sampling.device_draw import draw_or_best
 from llmkit.scheduling.plan import StepResult
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ class CudaModelRunner(ModelRunner):
 
     def _sampled(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         logits = checked_logits(self._model.logits(hidden), len(slots), self._vocab_size)
-        tokens = self._kernels.draw(logits, self._state.draws(slots, positions))
+        draws = self._state.draws(slots, positions)
+        tokens = self._kernels.draw(logits, draws)
+        if tokens is None:
+            tokens = draw_or_best(logits, draws)
         self._state.record(slots, tokens)
         return tokens
 
