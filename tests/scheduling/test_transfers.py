@@ -171,6 +171,35 @@ def test_an_answer_that_never_comes_is_not_waited_for_and_others_go_first(store)
     run.check_answers()
 
 
+def test_who_had_an_answer_and_found_no_room_may_be_asked_about_again_much_later(store):
+    """The connector answers the second question, and its answer holds for three seconds."""
+
+    clock = Clock()
+
+    class Forgetful(MemoryScheduler):
+        asked_at = -10.0
+
+        def offer(self, request, num_computed_tokens):
+            if request.request_id == "a" and clock.now > self.asked_at + 3.0:
+                self.asked_at = clock.now
+                return None
+            return super().offer(request, num_computed_tokens)
+
+    settings = {"num_blocks": 14, "connector_settings": {"load_timeout_s": 5.0}}
+    run = harness(Halves(store, Forgetful), clock=clock, **settings)
+    run.add("long", [50, *PROMPT], 16)
+    run.step()
+    run.add("a", PROMPT)
+    while run.answers["long", 0].finish_reason is None:
+        run.step()
+        clock.now += 1.0
+    assert clock.now > 10.0
+    run.run()
+    run.check_answers()
+    assert not run.core.stats().plugin_faults
+    assert run.core.stats().external_hit_tokens > 0
+
+
 def test_blocks_of_an_ended_request_are_kept_and_its_params_come_back(store):
     class Keeping(MemoryScheduler):
         hold = None

@@ -20,11 +20,13 @@ MAX_LOADS = 3
 class _Record:
     """What is remembered of a request from its first question to its end.
 
-    asked_at: since when it waits for an answer; None: it does not. num_loads: since it ran last. refused: it loads no
-    more. counted: it is in the totals.
+    asked_at: since when it waits for an answer; None: it does not. waited_s: how long it has waited for earlier ones
+    since it entered last: what it then waits for room is not the connector's fault. num_loads: since it ran last.
+    refused: it loads no more. counted: it is in the totals.
     """
 
     asked_at: float | None = None
+    waited_s: float = 0.0
     num_loads: int = 0
     refused: bool = False
     counted: bool = False
@@ -90,12 +92,18 @@ class LoadRequests:
             view = SequenceView(request, self._kv)
             offer = self._connector.offer(view, num_computed_tokens, self._kv.block_size)
             if offer is not None:
+                self._answered(record)
                 return offer
-        if record.asked_at is not None and self._clock() - record.asked_at > self._timeout_s:
+        if record.asked_at is not None and record.waited_s + self._clock() - record.asked_at > self._timeout_s:
             record.refused = True
             self._connector.fault(f"offer() had no answer for {self._timeout_s:g} s")
             return NOTHING
         return None
+
+    def _answered(self, record: _Record) -> None:
+        if record.asked_at is not None:
+            record.waited_s += self._clock() - record.asked_at
+            record.asked_at = None
 
     def _comes_anyway(self, request: Request, num_computed_tokens: int) -> bool:
         """Whether another request's load brings the next block of this one."""
@@ -150,7 +158,7 @@ class LoadRequests:
         record = self._records.get(request)
         if record is None:
             return
-        record.asked_at = None
+        record.asked_at, record.waited_s = None, 0.0
         if request.status is RequestStatus.RUNNING:
             record.num_loads = 0
         if not record.counted:
