@@ -24,11 +24,11 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Processes of `pytest -n auto`: one a processor, and no more than a few, as each imports and collects everything
-    for itself and grows to 2 GB."""
+    """Processes of `pytest -n auto`: one more than processors, as many tests wait for processes of their own, and no
+    more than a few, as each imports and collects everything for itself and grows to 2 GB."""
     from llmkit.engine.device import usable_processors
 
-    return min(usable_processors(), MAX_WORKERS)
+    return min(usable_processors() + 1, MAX_WORKERS)
 
 
 @pytest.fixture(scope="session")

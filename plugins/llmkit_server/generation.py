@@ -20,6 +20,7 @@ from llmkit_server.tracing import trace_headers
 
 if TYPE_CHECKING:
     from llmkit.frontend.async_submission import Submission
+    from llmkit.requests.grammar_task import GrammarTask
 
 
 LONG_TEXT_CHARS = 32_768
@@ -78,19 +79,27 @@ class Generation:
             raise ClientGone
 
     async def _submit_all(self, prompts: Sequence[Any], params: SamplingParams, options: RequestOptions) -> None:
+        grammar = await self._server.llm.choose_grammar(params)
+        options = replace(options, trace_headers=trace_headers(self._request.headers))
         turn_began = time.monotonic()
         for i, prompt in enumerate(prompts):
             if time.monotonic() - turn_began > _TURN_S:
                 await asyncio.sleep(0)
                 turn_began = time.monotonic()
-            self._submit(prompt, params, options, i if len(prompts) > 1 else None)
+            number = i if len(prompts) > 1 else None
+            self._submit(prompt, params, options, number, grammar)
 
-    def _submit(self, prompt: Any, params: SamplingParams, options: RequestOptions, number: int | None) -> None:
-        options = replace(options, trace_headers=trace_headers(self._request.headers))
+    def _submit(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        options: RequestOptions,
+        number: int | None,
+        grammar: GrammarTask | None,
+    ) -> None:
+        timeout = self._server.settings.request_timeout_s
         try:
-            submission = self._server.llm.submit(
-                prompt, params, options=options, timeout=self._server.settings.request_timeout_s
-            )
+            submission = self._server.llm.submit(prompt, params, options=options, timeout=timeout, grammar=grammar)
         except InvalidRequestError as error:
             if number is None or error.param != "prompt":
                 raise

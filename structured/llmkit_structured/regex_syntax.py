@@ -122,7 +122,7 @@ class _Parser:
 
     def _joined(self, parts: list[list[Anchored]]) -> list[Anchored]:
         total = [Anchored(sequence([]), False, False)]
-        for options in parts:
+        for options in _without_runs(parts):
             if len(total) * len(options) > 64:
                 raise self._error("too many anchored alternatives")
             total = [self._pair(one, other) for one in total for other in options]
@@ -304,3 +304,19 @@ class _Parser:
 
 def _width(part: Chars) -> int:
     return part.ranges[0][1] - part.ranges[0][0] + 1
+
+
+def _without_runs(parts: list[list[Anchored]]) -> list[list[Anchored]]:
+    """`parts`, with those in a row that leave no choice as one: each for itself would copy all that is before it."""
+    result: list[list[Anchored]] = []
+    run: list[Tree] = []
+    for options in [*parts, []]:
+        if len(options) == 1 and not options[0].start and not options[0].end:
+            run.append(options[0].tree)
+            continue
+        if run:
+            result.append([Anchored(sequence(run), False, False)])
+            run = []
+        if options:
+            result.append(options)
+    return result

@@ -7,6 +7,7 @@ import gc
 import gzip
 import itertools
 import json
+import threading
 
 import msgspec
 import pytest
@@ -22,6 +23,8 @@ from llmkit import (
     RequestTimeoutError,
     SamplingParams,
 )
+from llmkit.hookspecs.structured import GrammarRequest
+from llmkit.requests.grammar_task import GrammarTask
 
 SETTINGS = {
     "load_format": "dummy",
@@ -328,5 +331,39 @@ def test_a_profile_is_a_trace_in_a_file(llm, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(EngineError, match="folder for profiles cannot be made"):
             await llm.start_profile(tmp_path / "file")
+
+    run(main())
+
+
+def test_while_a_grammar_is_chosen_the_event_loop_goes_on(llm, monkeypatch):
+    async def main():
+        loop = asyncio.get_running_loop()
+        may_end = threading.Event()
+
+        def choose(_):
+            assert may_end.wait(30)
+            raise InvalidRequestError("no grammar", param="structured_outputs")
+
+        monkeypatch.setattr(llm.input_processor, "grammar_task", choose)
+        loop.call_later(0.01, may_end.set)  # happens only if the loop is not held
+        with pytest.raises(InvalidRequestError, match="no grammar"):
+            async for _ in llm.generate([1, 2, 3], SamplingParams(structured_outputs={"regex": "a"})):
+                pass
+
+    run(main())
+
+
+def test_a_grammar_that_was_chosen_is_not_chosen_again(llm, monkeypatch):
+    chosen = []
+    task = GrammarTask(GrammarRequest("regex", "a"), ("none",))
+    monkeypatch.setattr(llm.input_processor, "grammar_task", lambda params: chosen.append(params) or task)
+
+    async def main():
+        params = SamplingParams(structured_outputs={"regex": "a"})
+        assert await llm.choose_grammar(SamplingParams()) is None
+        grammar = await llm.choose_grammar(params)
+        prepared = [llm.input_processor.prepare(prompt, params, grammar=grammar) for prompt in ([1, 2], [3, 4])]
+        assert all(one.engine_request.grammar is task for one in prepared)
+        assert chosen == [params]
 
     run(main())

@@ -122,6 +122,28 @@ def test_distribution_without_metadata_is_listed(site: Any) -> None:
     assert row.distribution == "llmkit-bare"
 
 
+def test_the_backport_of_the_library_changes_nothing(site: Any) -> None:
+    """Whoever imports importlib_metadata replaces what reads metadata for the whole process; it is stricter."""
+    pytest.importorskip("importlib_metadata")
+    site.add_distribution("llmkit-bare", {GROUP: {"bare": "bare"}}, metadata="")
+    points = {"good": "good:door [extra]", "no_reference": "not a module!"}
+    site.add_distribution("llmkit-odd", {GROUP: points}, requires=["llmkit>=0.1"])
+    code = """
+        import importlib_metadata
+        from llmkit.registry import Registry
+        rows = Registry.discover().find("scheduler")
+        print(sorted((row.distribution, row.name, row.value) for row in rows if not row.builtin))
+    """
+    run = site.run(code)
+    assert run.stdout.strip() == str(
+        [
+            ("llmkit-bare", "bare", "bare"),
+            ("llmkit-odd", "good", "good:door [extra]"),
+            ("llmkit-odd", "no_reference", "not a module!"),
+        ]
+    ), run.stderr
+
+
 def test_stale_egg_info_says_reinstall(site: Any, cpu: Any) -> None:
     """An llmkit.egg-info earlier on the path hides the installed metadata, and with it every plugin."""
     egg = site.root / "llmkit.egg-info"

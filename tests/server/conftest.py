@@ -164,11 +164,14 @@ class ScriptedLLM:
         options: Any = None,
         timeout: Any = None,
         chat_arguments: Any = None,
+        grammar: Any = None,
     ) -> Submission:
         arguments = render_arguments(**(chat_arguments or {}))
-        return self._loop.submit(
-            self.input_processor.prepare(prompt, params, options, chat_arguments=arguments), timeout
-        )
+        prepared = self.input_processor.prepare(prompt, params, options, chat_arguments=arguments, grammar=grammar)
+        return self._loop.submit(prepared, timeout)
+
+    async def choose_grammar(self, params: SamplingParams) -> Any:
+        return await asyncio.to_thread(self.input_processor.grammar_task, params)
 
     async def embed(self, prompt: Any, *, options: Any = None, timeout: Any = None, **fields: Any) -> EmbeddingOutput:
         params = EmbeddingParams(**fields)

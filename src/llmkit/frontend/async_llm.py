@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from llmkit.metrics.engine import EngineSnapshot
     from llmkit.metrics.record import RequestRecord
     from llmkit.registry import PluginTiming, Registry, Selection
+    from llmkit.requests.grammar_task import GrammarTask
 
 
 class AsyncLLM:
@@ -66,6 +69,7 @@ class AsyncLLM:
         client = start_async_client(prepared, progress, process=process)
         self.totals = RequestTotals(self.limits.max_model_len)
         self._loop = AsyncRequestLoop(client, OutputProcessor(prepared.tokenizer, self.totals))
+        self._chooser = ThreadPoolExecutor(1, "llmkit-grammar-chooser")
         self._loop.on_ended.append(self.totals.ended)
 
     # Generating
@@ -78,13 +82,15 @@ class AsyncLLM:
         options: RequestOptions | None = None,
         timeout: float | None = None,
         chat_arguments: Mapping[str, Any] | None = None,
+        grammar: GrammarTask | None = None,
     ) -> Submission:
         """Check a request and hand it over at once; iterate over what is returned for its outputs.
 
         prompt: text, token ids, or a mapping, which may hold a conversation (`messages`). sampling_params: default: the
         model's own, see `get_default_sampling_params`; output_kind says what an output holds. timeout: seconds until
         the request is aborted; its reader then gets a RequestTimeoutError behind what there was. chat_arguments: for a
-        conversation, arguments of `chat`, and `documents`.
+        conversation, arguments of `chat`, and `documents`. grammar: what `choose_grammar` has returned for the
+        parameters; default: it is chosen now.
 
         Raises InvalidRequestError; EngineDrainingError, EngineDeadError, EngineClosedError if no request can be taken.
         To be called where the event loop runs.
@@ -92,7 +98,18 @@ class AsyncLLM:
         self._loop.check_open()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         arguments = render_arguments(**(chat_arguments or {}))
-        return self._loop.submit(self._inputs.prepare(prompt, params, options, chat_arguments=arguments), timeout)
+        prepared = self._inputs.prepare(prompt, params, options, chat_arguments=arguments, grammar=grammar)
+        return self._loop.submit(prepared, timeout)
+
+    async def choose_grammar(self, sampling_params: SamplingParams) -> GrammarTask | None:
+        """`grammar` of `submit`, chosen in a thread, one request's after the other's: a large schema or expression
+        takes seconds to be read, in which the event loop goes on. None if nothing constrains the text.
+
+        Raises InvalidRequestError."""
+        if not isinstance(sampling_params, SamplingParams) or sampling_params.constraint is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._chooser, self._inputs.grammar_task, sampling_params)
 
     async def generate(
         self,
@@ -106,8 +123,9 @@ class AsyncLLM:
         """The outputs of one request, which begins when the first one is asked for; arguments, and what is raised then,
         as of `submit`. A generator that is closed, cancelled or forgotten aborts its request. A request that fails ends
         with an output whose finish reason is "error"."""
+        grammar = None if sampling_params is None else await self.choose_grammar(sampling_params)
         submission = self.submit(
-            prompt, sampling_params, options=options, timeout=timeout, chat_arguments=chat_arguments
+            prompt, sampling_params, options=options, timeout=timeout, chat_arguments=chat_arguments, grammar=grammar
         )
         try:
             async for output in submission:
@@ -270,6 +288,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Stop the engine and free what it holds. Readers of unfinished requests get an EngineClosedError. May be
         called twice."""
+        self._chooser.shutdown(wait=False, cancel_futures=True)
         await self._loop.close()
 
     async def __aenter__(self) -> AsyncLLM:

@@ -88,9 +88,10 @@ class InputProcessor:
         options: RequestOptions | None = None,
         *,
         chat_arguments: Mapping[str, Any] | None = None,
+        grammar: GrammarTask | None = None,
     ) -> PreparedRequest:
         """`prompt`: text, token ids or a mapping (see `prompts.Prompt`). `chat_arguments`: keyword arguments of
-        `ChatTemplate.render` for a prompt with messages.
+        `ChatTemplate.render` for a prompt with messages. grammar: `grammar_task(params)`, if it is known already.
 
         A max_tokens beyond the room that the prompt leaves is clipped to it. A missing seed is drawn from the
         operating system's entropy. Raises InvalidRequestError naming the field.
@@ -120,7 +121,7 @@ class InputProcessor:
             user=_checked_text(options.user, "user"),
             cache_salt=_checked_text(parsed.cache_salt or options.cache_salt, "cache_salt"),
             kv_transfer_params=checked_transfer_params(options.kv_transfer_params),
-            grammar=self._grammar_task(params) if max_tokens > 0 else None,
+            grammar=(grammar or self.grammar_task(params)) if max_tokens > 0 else None,
         )
         return PreparedRequest(request, request_id, text, options.trace_headers)
 
@@ -157,7 +158,9 @@ class InputProcessor:
                 if getattr(params, field):
                     raise InvalidRequestError(f"{field} needs a tokenizer, and this model has none.", param=field)
 
-    def _grammar_task(self, params: SamplingParams) -> GrammarTask | None:
+    def grammar_task(self, params: SamplingParams) -> GrammarTask | None:
+        """What constrains the text, and the engines that can; None if nothing does. A large grammar takes seconds to be
+        read. Raises InvalidRequestError for one that is malformed or that no engine can express."""
         if params.constraint is None:
             return None
         if self._grammars is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import Distribution, PackageMetadata, distributions
+from typing import NamedTuple
 
 from llmkit.hookspecs.kinds import KINDS
 from llmkit.registry.compatibility import incompatibility
@@ -12,6 +13,14 @@ from llmkit.registry.policy import canonical
 from llmkit.registry.rows import BUILTIN, PluginRow, State
 
 _KIND_OF_GROUP = {kind.group: kind.name for kind in KINDS}
+
+
+class EntryPoint(NamedTuple):
+    """A line of entry_points.txt."""
+
+    group: str
+    name: str
+    value: str
 
 
 @dataclass
@@ -65,13 +74,10 @@ def _rows(distribution: Distribution, warnings: list[str]) -> Iterator[PluginRow
     text = distribution.read_text("entry_points.txt")
     if text is None or "llmkit." not in text:
         return
-    points = [point for point in distribution.entry_points if point.group.startswith("llmkit.")]
+    points = [point for point in read_entry_points(text) if point.group.startswith("llmkit.")]
     if not points:
         return
-    metadata = distribution.metadata
-    name = canonical(metadata["Name"] or _name(distribution))
-    version = metadata["Version"] or "of unknown version"
-    requirements = metadata.get_all("Requires-Dist") or distribution.requires or []
+    name, version, requirements = _described(distribution)
     reason = None if name == BUILTIN else incompatibility(requirements)
     for point in dict.fromkeys(points):
         kind = _KIND_OF_GROUP.get(point.group)
@@ -83,6 +89,33 @@ def _rows(distribution: Distribution, warnings: list[str]) -> Iterator[PluginRow
             continue
         state, why = _state(point, reason)
         yield PluginRow(kind, point.name, point.value, name, version, state, why)
+
+
+def read_entry_points(text: str) -> list[EntryPoint]:
+    """The entry points in the text of an entry_points.txt, as they stand there.
+
+    `Distribution.entry_points` is not used: some versions, and the backport that takes its place as soon as anybody
+    imports it, refuse the whole file for one value that is no reference to an object.
+    """
+    points: list[EntryPoint] = []
+    group = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+        elif "=" in line and line[0] not in "#;":
+            name, _, value = line.partition("=")
+            points.append(EntryPoint(group, name.strip(), value.strip()))
+    return points
+
+
+def _described(distribution: Distribution) -> tuple[str, str, list[str]]:
+    """Name, version and requirements; for metadata that is missing or leaves them out, what can be said instead."""
+    metadata: PackageMetadata | None = distribution.metadata
+    if metadata is None:  # what the backport says where there is none
+        return canonical(_name(distribution)), "of unknown version", []
+    name = canonical(metadata["Name"] or _name(distribution))
+    requirements = metadata.get_all("Requires-Dist") or distribution.requires or []
+    return name, metadata["Version"] or "of unknown version", list(requirements)
 
 
 def _state(point: EntryPoint, incompatible: str | None) -> tuple[State, str | None]:
