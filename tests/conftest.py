@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,18 @@ def pytest_xdist_auto_num_workers() -> int:
     from llmkit.engine.device import usable_processors
 
     return min(usable_processors() + 1, MAX_WORKERS)
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """Random inputs of a test come from its name and LLMKIT_TEST_SEED (0): the same alone, in any order and process,
+    others with another number."""
+    seed = zlib.crc32(f"{request.node.nodeid} {os.environ.get('LLMKIT_TEST_SEED', '0')}".encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,9 @@ def test_norms_with_a_float32_weight_round_once(table: KernelTable, dtype: torch
     """1 + w, as some models have it: rounding the weight to the model's type too would show in the result."""
     x, residual, weight = torch.randn(5, 64).to(dtype), torch.randn(5, 64).to(dtype), 1 + torch.randn(64) / 100
     once = rms(x, weight, 1e-2).to(dtype).double()
-    assert (table.rms_norm(x, weight, 1e-2).double() - once).abs().max() <= torch.finfo(dtype).eps * once.abs().max()
+    steps = 4 if dtype is torch.float32 else 1  # float32 is also what it computes in: a rounding in each of its steps
+    bound = steps * torch.finfo(dtype).eps * once.abs().max()
+    assert (table.rms_norm(x, weight, 1e-2).double() - once).abs().max() <= bound
     normed, total = table.add_rms_norm(x.clone(), residual.clone(), weight, 1e-2)
     close(total, x.double() + residual.double(), dtype)
     close(normed, rms(total, weight, 1e-2), dtype)
