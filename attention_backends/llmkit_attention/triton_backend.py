@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,17 +20,13 @@ from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Til
 ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """Launches of one layer after another, in this order; combine is left out where nothing was split."""
-
-    write: PreparedLaunch
-    attend: tuple[tuple[PreparedLaunch, PreparedLaunch | None], ...]
+_Attend = tuple[tuple[PreparedLaunch, PreparedLaunch | None], ...]
+"""Launches of one layer after another, in this order; the second of a pair is left out where nothing was split."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """prepared: by what launches depend on of a layer and its tensors; filled by the first layer of each kind."""
+    """writes, attends: launches by what they depend on of layer and tensors; the first of each kind fills them."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -37,7 +34,8 @@ class _Plan:
     slot_mapping: torch.Tensor
     query_lens: IntArray
     lengths: IntArray
-    prepared: dict[Hashable, _Prepared] = field(default_factory=dict)
+    writes: dict[Hashable, PreparedLaunch] = field(default_factory=dict)
+    attends: dict[Hashable, _Attend] = field(default_factory=dict)
 
 
 class TritonAttention(AttentionBackend):
@@ -93,61 +91,57 @@ class TritonAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: _Plan,
     ) -> torch.Tensor:
-        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding
-            key, value, output = key.to(kv_cache.dtype), value.to(kv_cache.dtype), output.float()
+        if metadata.slot_mapping.shape[0]:
+            key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+            if INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding
+                key, value = key.to(kv_cache.dtype), value.to(kv_cache.dtype)
+            with _on(key):
+                self._write(key, value, kv_cache, metadata)
+        return self.attend(layer, query, kv_cache, metadata)
+
+    def slots(self, metadata: _Plan) -> torch.Tensor | None:
+        return metadata.slot_mapping
+
+    def attend(
+        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, metadata: _Plan
+    ) -> torch.Tensor:
+        query = query if query.stride(-1) == 1 else query.contiguous()
+        output = torch.empty(query.shape, dtype=torch.float32 if INTERPRETED else query.dtype, device=query.device)
         tokens = metadata.slot_mapping.shape[0]
         if tokens < query.shape[0]:
             output[tokens:] = 0
-        if not tokens:
-            return output
-        if query.is_cuda and query.device.index != torch.cuda.current_device():
-            with torch.cuda.device_of(query):  # Triton launches on the current device
-                self._attend(layer, query, key, value, kv_cache, metadata, output)
-        else:
-            self._attend(layer, query, key, value, kv_cache, metadata, output)
+        if tokens:
+            with _on(query):
+                self._attend(layer, query, kv_cache, metadata, output)
         return output.to(query.dtype) if INTERPRETED else output
 
+    def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan) -> None:
+        known = (key.dtype, kv_cache.dtype, key.stride(), value.stride(), kv_cache.stride())
+        write = plan.writes.get(known)
+        if write is None:
+            write = plan.writes[known] = write_launch(key, value, kv_cache, plan.slot_mapping)
+        write(key, value, kv_cache)
+
     def _attend(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        plan: _Plan,
-        output: torch.Tensor,
+        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
     ) -> None:
-        strides = query.stride(), key.stride(), value.stride(), kv_cache.stride()
         kind = self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
-        known = (kind, query.dtype, kv_cache.dtype, strides)
-        prepared = plan.prepared.get(known)
+        known = (kind, query.dtype, kv_cache.dtype, query.stride(), kv_cache.stride())
+        prepared = plan.attends.get(known)
         if prepared is None:
-            prepared = plan.prepared[known] = self._prepare(layer, query, key, value, kv_cache, plan, output)
-        prepared.write(key, value, kv_cache)
-        for attend, combine in prepared.attend:
+            prepared = plan.attends[known] = self._prepare(layer, query, kv_cache, plan, output)
+        for attend, combine in prepared:
             attend(query, kv_cache, output)
             if combine is not None:
                 combine(output)
 
     def _prepare(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        plan: _Plan,
-        output: torch.Tensor,
-    ) -> _Prepared:
+        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
+    ) -> _Attend:
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
-        return _Prepared(
-            write_launch(key, value, kv_cache, plan.slot_mapping),
-            tuple(
-                attention_launches(launch, layer, query, kv_cache, of_step, output)
-                for launch in self._launches(layer, query.dtype, kv_cache.dtype, plan)
-            ),
+        return tuple(
+            attention_launches(launch, layer, query, kv_cache, of_step, output)
+            for launch in self._launches(layer, query.dtype, kv_cache.dtype, plan)
         )
 
     def _launches(
@@ -169,6 +163,13 @@ class TritonAttention(AttentionBackend):
             return choose(shape.padded_head_size, query_class, itemsize, device)
 
         return tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
+
+
+def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device: for the time being, that of the tensor."""
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return torch.cuda.device_of(tensor)
+    return nullcontext()
 
 
 def _device_of(device: torch.device) -> Device:

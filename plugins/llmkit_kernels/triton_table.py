@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.sampling.device_draw import DeviceDraws
-from llmkit_kernels import triton_activation, triton_draw, triton_norm, triton_rotary
+from llmkit_kernels import triton_activation, triton_draw, triton_heads, triton_norm, triton_rotary
 from llmkit_kernels.torch_table import TorchKernels
 
 
@@ -31,6 +32,24 @@ class TritonKernels(TorchKernels):
             super().rotary(positions, query, key, cos_sin, head_size)
             return
         triton_rotary.rotary(positions, query, key, cos_sin, head_size)
+
+    def rotary_and_write(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: HeadNorms | None,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> bool:
+        if any(x.stride(-1) != 1 for x in (query, key, value, kv_cache)) or not cos_sin.is_contiguous():
+            return False
+        if kv_cache.stride(3) != kv_cache.shape[4]:
+            return False
+        triton_heads.rotary_and_write(positions, query, key, value, cos_sin, norms, kv_cache, slots)
+        return True
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if gate_up.dim() != 2 or gate_up.stride(-1) != 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws, draw_or_best
 from llmkit_kernels.torch_table import TorchKernels
 
@@ -109,6 +110,49 @@ def test_rotary(table, heads: int, kv_heads: int, size: int, rotary_dim: int, dt
         query, key, _ = rows.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
         operations.rotary(positions, query, key, table_of_angles, size)
     close(projected, expected)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "size", "rotary_dim", "normed"),
+    [(5, 4, 2, 16, 16, True), (33, 9, 3, 8, 8, True), (6, 3, 3, 80, 20, True), (7, 5, 1, 24, 24, False)],
+)
+def test_heads_are_normed_rotated_and_written(
+    table, tokens: int, heads: int, kv_heads: int, size: int, rotary_dim: int, normed: bool, dtype: torch.dtype
+) -> None:
+    """The one kernel beside the reference's operations, on rows of a merged projection; some tokens have no slot, the
+    last is padding, and nothing else in the cache is touched."""
+    projected = random(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
+    angles, positions = random(50, rotary_dim), torch.arange(tokens, device=DEVICE) * 7 % 50
+    query_norm, key_norm = random(size, dtype=dtype), random(size, 1, dtype=dtype).view(size) + 1
+    norms = HeadNorms(query_norm, key_norm, 1e-5) if normed else None
+    page_size, pages = 4, tokens
+    slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(tokens))[: tokens - 1].to(DEVICE)
+    slots[1::3] = -1
+    cache = random(pages, 2, kv_heads, page_size, size, dtype=dtype)
+    expected, rows = cache.clone(), projected.clone()
+    query, key, value = rows.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
+    if normed:
+        query = REFERENCE.rms_norm(query.view(tokens, heads, size), query_norm, 1e-5).view(tokens, -1)
+        key = REFERENCE.rms_norm(key.reshape(tokens, kv_heads, size), key_norm, 1e-5).view(tokens, -1)
+    REFERENCE.rotary(positions, query, key, angles, size)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            for part, new in enumerate((key, value)):
+                expected[slot // page_size, part, :, slot % page_size] = new[token].view(kv_heads, size)
+    mine = projected.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
+    assert table.rotary_and_write(positions, *mine, angles, norms, cache, slots)
+    close(mine[0], query)
+    close(cache, expected)
+    assert (cache == expected).float().mean() > 0.9
+
+
+@kernels
+def test_a_cache_in_another_order_is_left_to_others(table) -> None:
+    rows, cache = random(2, 16), random(2, 2, 4, 2, 8).transpose(2, 3)
+    slots = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    assert not table.rotary_and_write(slots, rows, rows, rows, random(4, 16), None, cache, slots)
 
 
 @kernels

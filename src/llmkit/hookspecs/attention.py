@@ -136,6 +136,16 @@ class AttentionBackend(ABC):
         """Write `key`, `value` [t, num_kv_heads, head_size] to the cache, attend with `query`
         [t, num_heads, head_size], return [t, num_heads, head_size]. `metadata` is what `plan` returned."""
 
+    def slots(self, metadata: Any) -> torch.Tensor | None:
+        """`slot_mapping` int64[t] of the planned batch, if others may write keys and values where it says, into a cache
+        of the default `kv_shape` and order, and call `attend` instead of `forward`; so that they are written by the
+        kernel that made them. None: only `forward` writes."""
+        return None
+
+    def attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """`forward` of a batch whose keys and values are in the cache already; for backends with `slots`."""
+        raise TypeError(f"{type(self).__name__} writes keys and values itself")
+
 
 @hookspec(firstresult=True)
 def llmkit_attention_backend(options: BaseModel | None) -> AttentionBackend:  # type: ignore[empty-body]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmkit.hookspecs.markers import hookspec
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from llmkit.sampling.device_draw import DeviceDraws
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of every query and every key head before they are rotated; weights [head_size]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 class KernelTable(ABC):
@@ -57,6 +67,25 @@ class KernelTable(ABC):
         """Rotate `query` [t, heads*head_size] and `key` [t, kv_heads*head_size] in place (both may be views with
         a row stride), half-split ("NeoX") pairing. cos_sin [max_position, rotary_dim]: cosines, then sines;
         rotary_dim <= head_size, the rest of each head is left alone."""
+
+    def rotary_and_write(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: HeadNorms | None,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> bool:
+        """`rms_norm` of the heads of query and key (norms None: none), `rotary`, and keys and values into the cache.
+
+        query [t, heads*head_size], key and value [t, kv_heads*head_size] may be views with a row stride; query is
+        overwritten with the result, key may be. kv_cache [pages, 2, kv_heads, page_size, head_size], keys before
+        values; slots int64[n], n <= t: page * page_size + offset of the first n tokens, negative: not written.
+        False: nothing was done, as one kernel for all of it does not pay or does not take such operands."""
+        return False
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmkit.hookspecs.attention import AttentionLayer
+from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.layers.linear import QKVParallelLinear, RowParallelLinear
 from llmkit.layers.module import Module
 from llmkit.layers.norm import RMSNorm
@@ -63,6 +64,18 @@ class Attention(Module):
         )
         return output.reshape(tokens, layer.num_heads * size)
 
+    def attend(self, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """`forward` of tokens whose keys and values are in the cache already."""
+        layer = self.layer
+        tokens, index = query.shape[0], layer.index
+        output = context.backend.attend(
+            layer,
+            query.view(tokens, layer.num_heads, layer.head_size),
+            context.kv_caches[index],
+            context.metadata[index],
+        )
+        return output.reshape(tokens, layer.num_heads * layer.head_size)
+
 
 class SelfAttention(Module):
     """Projections, optional norm of query and key heads, rotary embedding, attention, output projection."""
@@ -88,6 +101,7 @@ class SelfAttention(Module):
             self.q_norm = RMSNorm(context, size, config.rms_norm_eps, options.norm_offset)
             self.k_norm = RMSNorm(context, size, config.rms_norm_eps, options.norm_offset)
         self.rotary = rotary
+        self._kernels = context.kernels
         self.attention = Attention(
             context,
             self.qkv_proj.num_heads,
@@ -104,10 +118,46 @@ class SelfAttention(Module):
         """positions int64 [t], x [t, hidden_size] → [t, hidden_size]; with rows int64 [s] → theirs [s, hidden_size]."""
         projected = self.qkv_proj.forward(x)
         query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
+        slots = context.backend.slots(context.metadata[self.attention.layer.index])
+        if slots is not None and self._write_at_once(positions, query, key, value, context, slots):
+            attended = self.attention.attend(query, context)
+        else:
+            attended = self._one_by_one(positions, query, key, value, context)
+        return self.o_proj.forward(attended if rows is None else attended[rows])
+
+    def _write_at_once(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        context: ForwardContext,
+        slots: torch.Tensor,
+    ) -> bool:
+        """Norms, rotary embedding and the write to the cache in one kernel, if the kernel table has one."""
+        cache = context.kv_caches[self.attention.layer.index]
+        table = self.rotary.table_on(positions.device)
+        return self._kernels.rotary_and_write(positions, query, key, value, table, self._norms(), cache, slots)
+
+    def _norms(self) -> HeadNorms | None:
+        if not self.has_qk_norm:
+            return None
+        query, key = self.q_norm.weight, self.k_norm.weight
+        assert query is not None, "weights are loaded before the first step"
+        assert key is not None
+        return HeadNorms(query, key, self.q_norm.eps)
+
+    def _one_by_one(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        context: ForwardContext,
+    ) -> torch.Tensor:
         if self.has_qk_norm:
-            tokens, size = x.shape[0], self.attention.layer.head_size
+            tokens, size = len(query), self.attention.layer.head_size
             query = self.q_norm.forward(query.view(tokens, -1, size)).view(tokens, -1)
             key = self.k_norm.forward(key.view(tokens, -1, size)).view(tokens, -1)
         self.rotary.forward(positions, query, key)
-        attended = self.attention.forward(query, key, value, context)
-        return self.o_proj.forward(attended if rows is None else attended[rows])
+        return self.attention.forward(query, key, value, context)

@@ -124,10 +124,14 @@ class RotaryEmbedding(Module):
 
     def forward(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
         """Rotate query [t, heads*head_size] and key [t, kv_heads*head_size] in place; positions int64 [t]."""
+        self._kernels.rotary(positions, query, key, self.table_on(positions.device), self.head_size)
+
+    def table_on(self, device: torch.device) -> torch.Tensor:
+        """`table`, computed where it has not been yet."""
         table = self._cos_sin
-        if table is None or table.device != positions.device:
-            table = self.table(positions.device)
-        self._kernels.rotary(positions, query, key, table, self.head_size)
+        if table is None or table.device != device:
+            return self.table(device)
+        return table
 
     def table(self, device: torch.device) -> torch.Tensor:
         """float32 [max_positions, rotary_dim]: cosines, then sines; kept for later calls."""

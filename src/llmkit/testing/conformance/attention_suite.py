@@ -249,6 +249,30 @@ def test_what_it_is_given_stays_as_it_is(claims: Claims) -> None:
         assert torch.equal(array, copy), "forward() or plan() changed its arguments, or the output shares their memory"
 
 
+def test_keys_and_values_may_be_written_by_others(claims: Claims) -> None:
+    """Where `slots` says that they may: `attend` then gives what `forward` gives."""
+    layer = layer_or_skip(claims)
+    run = claims.trial(layer)
+    run.fill(0, 20)
+    for rows in (((0, 3), (1, 4)), ((1, 1), (0, 1))):
+        batch = run.pool.step(rows, claims.device)
+        plan = claims.backend.plan(batch)
+        slots = claims.backend.slots(plan)
+        if slots is None:
+            pytest.skip("it writes keys and values itself")
+        assert torch.equal(slots, batch.slot_mapping), "slots() is not the slot mapping of the batch"
+        query, key, value = split_heads(layer, run.draw_merged(batch.num_tokens).to(claims.device))
+        cache = run.cache.clone()
+        expected = claims.backend.forward(layer, query, key, value, run.cache, plan)
+        pages, offsets = slots // batch.page_size, slots % batch.page_size
+        for part, new in enumerate((key, value)):
+            cache[pages, part, :, offsets] = new.to(cache.dtype)
+        output = claims.backend.attend(layer, query, cache, claims.backend.plan(batch))
+        difference = (output - expected).abs().max().item()
+        assert difference < TOLERANCE[run.dtype], f"attend() differs from forward() by {difference:.2g}"
+        assert torch.equal(cache.isnan(), run.cache.isnan()), "attend() wrote to the cache, or forward() elsewhere"
+
+
 # ---- steps of an engine
 
 
