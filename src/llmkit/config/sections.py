@@ -67,10 +67,16 @@ class SchedulerConfig(Section):
 
     policy: PluginChoice = Field(default="auto", description="Scheduling policy plugin.")
     max_num_batched_tokens: int | None = Field(
-        default=None, ge=1, description="Token budget of a step; default by device (CPU: 2048; GPU: 8192 or 16384)."
+        default=None,
+        ge=1,
+        description="Token budget of a step; default by device (CPU: 2048; GPU: 8192 or 16384, in a server 2048 or "
+        "8192).",
     )
     max_num_seqs: int | None = Field(
-        default=None, ge=1, le=65536, description="Most sequences that run at once; default by device (CPU: 256)."
+        default=None,
+        ge=1,
+        le=65536,
+        description="Most sequences that run at once; default by device (CPU: 256, in a server 128).",
     )
     enable_chunked_prefill: bool = Field(
         default=True, description="Spread a prompt over several steps when it must be."
@@ -196,7 +202,7 @@ class ProcessConfig(Section):
         default=300.0,
         gt=0,
         description="Longest that one step may take, in seconds; the process is killed then, signs of life or not. "
-        "Loading the model may take any time.",
+        "Loading the model may take any time, at a wake-up, too.",
     )
     max_restarts: int = Field(
         default=5,

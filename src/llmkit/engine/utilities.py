@@ -103,6 +103,10 @@ UTILITIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 they must be plain data where the engine is in another process."""
 
 
+UNBOUNDED = frozenset({"sleep", "wake_up", "stop_profile"})
+"""Utilities that may take any time, as loading a model may: they move weights or write long files."""
+
+
 def run_utility(engine: Engine, method: str, arguments: Sequence[Any] = ()) -> Any:
     """Call a utility by its name. Raises EngineError if there is none, else what it raises."""
     function = UTILITIES.get(method)

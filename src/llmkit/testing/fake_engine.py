@@ -177,9 +177,10 @@ class FakeServedEngine:
     """As `llmkit.engine.process.served_engine.ServedEngine`. Its
     utilities: stats, pid, echo, sleep, wake_up, sleeping, sleep_s, exit."""
 
-    def __init__(self, core: FakeCore, closed: str | None = None) -> None:
+    def __init__(self, core: FakeCore, closed: str | None = None, load_s: float = 0.0) -> None:
         self.core = core
         self._closed = closed
+        self._load_s = load_s
         self._slept: list[tuple[Any, ...]] = []
 
     def info(self) -> SimpleNamespace:
@@ -191,6 +192,7 @@ class FakeServedEngine:
         if method == "pid":
             return os.getpid()
         if method in ("sleep", "wake_up"):
+            time.sleep(self._load_s if method == "wake_up" else 0.0)
             self._slept.append((method, *arguments))
             return None
         if method == "sleeping":
@@ -216,7 +218,7 @@ def _accept(request: EngineRequest) -> None:
 class FakeBuilder:
     """Builds a FakeServedEngine in the engine process. error: raised instead. broken: a file whose existence makes it
     die (with a word to the standard error) instead. closed: a file that is made when the engine is closed. load_s: how
-    long loading takes; frozen: it stops for ever."""
+    long loading takes, at a wake-up, too; frozen: it stops for ever."""
 
     step_s: float = 0.0
     max_num_seqs: int = 1024
@@ -237,4 +239,4 @@ class FakeBuilder:
             os.write(2, b"the device is on fire\n")
             os.kill(os.getpid(), signal.SIGSEGV)
         progress(100, 100)
-        return FakeServedEngine(FakeCore(self.step_s, self.max_num_seqs), self.closed)
+        return FakeServedEngine(FakeCore(self.step_s, self.max_num_seqs), self.closed, self.load_s)

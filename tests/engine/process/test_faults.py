@@ -120,6 +120,20 @@ def test_a_long_step_is_no_hang(running, request_of):
     running(scenario, FakeBuilder(step_s=1.0), heartbeat_s=0.05, heartbeat_timeout_s=0.4)
 
 
+def test_a_wake_up_may_take_as_long_as_the_start(running):
+    """It reads the weights again; whoever hangs in anything else is ended."""
+
+    async def scenario(run):
+        await run.client.call("sleep", 2)
+        await run.client.call("wake_up", None)
+        assert run.client.health.num_restarts == 0
+        with pytest.raises(EngineError, match=r"at one thing \(sleep_s\)"):
+            await run.client.call("sleep_s", 60)
+        assert run.client.health.num_restarts == 1
+
+    running(scenario, FakeBuilder(load_s=0.8), heartbeat_s=0.05, hang_timeout_s=0.4)
+
+
 def test_an_idle_process_that_dies_is_started_again(running, request_of):
     async def scenario(run):
         pid = await run.client.call("pid")

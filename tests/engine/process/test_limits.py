@@ -36,29 +36,30 @@ class TestWatch:
 
     def test_silence(self):
         watch = self.watch()
-        assert watch.problem(130.0, loading=False) is None
-        assert "no sign of life for 31 s" in watch.problem(131.0, loading=False)
+        assert watch.problem(130.0) is None
+        assert "no sign of life for 31 s" in watch.problem(131.0)
         watch.heartbeat(Heartbeat("", 0.0), 131.0)
-        assert watch.problem(160.0, loading=False) is None
+        assert watch.problem(160.0) is None
 
     def test_a_long_step_is_no_hang_until_the_limit(self):
         watch = self.watch()
         watch.heartbeat(Heartbeat("step", 250.0), 400.0)
-        assert watch.problem(420.0, loading=False) is None
+        assert watch.problem(420.0) is None
         watch.heartbeat(Heartbeat("step", 295.0), 445.0)
-        assert "(step) for 305 s" in watch.problem(455.0, loading=False)
+        assert "(step) for 305 s" in watch.problem(455.0)
 
     def test_loading_takes_its_time(self):
         watch = self.watch()
-        watch.heartbeat(Heartbeat("loading", 5000.0), 5100.0)
-        assert watch.problem(5101.0, loading=True) is None
-        assert watch.problem(5131.0, loading=True) is not None
+        watch.heartbeat(Heartbeat("loading", 5000.0, bounded=False), 5100.0)
+        assert watch.problem(5101.0) is None
+        assert watch.progressed == 5100.0
+        assert watch.problem(5131.0) is not None
 
     def test_an_output_is_the_end_of_a_step(self):
         watch = self.watch()
         watch.heartbeat(Heartbeat("step", 299.0), 400.0)
         watch.sign(401.0)
-        assert watch.problem(410.0, loading=False) is None
+        assert watch.problem(410.0) is None
 
     def test_an_engine_that_sleeps_or_waits_is_not_stuck(self):
         watch = self.watch()
@@ -70,7 +71,7 @@ class TestWatch:
     def test_an_idle_process_may_have_been_silent(self):
         watch = self.watch()
         watch.pending_since(1000.0)
-        assert watch.problem(1020.0, loading=False) is None
+        assert watch.problem(1020.0) is None
 
 
 class Row:

@@ -97,7 +97,7 @@ class EngineChild:
         try:
             payload = read_frame(self._stream)
             threading.Thread(target=self._watch_parent, name="llmkit-parent-watch", daemon=True).start()
-            with self._pulse.doing("loading"):
+            with self._pulse.doing("loading", bounded=False):
                 self._build(payload)
             assert self._loop is not None
             self._loop.run()

@@ -23,6 +23,7 @@ from llmkit.engine.process.messages import (
     ToChild,
 )
 from llmkit.engine.process.pulse import Pulse
+from llmkit.engine.utilities import UNBOUNDED
 from llmkit.errors import InvalidRequestError
 from llmkit.requests.message import EngineOutput, EngineRequest
 
@@ -141,7 +142,7 @@ class EngineLoop:
         return []
 
     def _answer(self, call: Call) -> None:
-        with self._pulse.doing(call.method):
+        with self._pulse.doing(call.method, bounded=call.method not in UNBOUNDED):
             try:
                 value = messages.dumped(self._run_utility(call.method, messages.loaded(call.arguments)))
                 result = Result(call.number, value, failed=False)

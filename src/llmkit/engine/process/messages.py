@@ -111,10 +111,11 @@ class Result(msgspec.Struct, tag="result", gc=False):
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", gc=False):
     """From a thread of its own. age_s: seconds that the loop has been at what it is doing (`activity`) now; 0 while it
-    waits for requests."""
+    waits for requests. bounded: however large the model is, that takes no longer than a step may."""
 
     activity: str
     age_s: float
+    bounded: bool = True
 
 
 FromChild = Hello | Progress | Ready | Failed | Outputs | Result | Heartbeat

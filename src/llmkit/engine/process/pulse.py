@@ -21,21 +21,21 @@ class Pulse:
     """What the main thread is doing. Written by that thread, read by the one that sends."""
 
     def __init__(self) -> None:
-        self._now: tuple[str, float] = ("", 0.0)
+        self._now: tuple[str, float, bool] = ("", 0.0, True)
 
     @contextmanager
-    def doing(self, activity: str) -> Iterator[None]:
-        """The block is one piece of work, whose age the heartbeats tell."""
-        self._now = (activity, monotonic())
+    def doing(self, activity: str, *, bounded: bool = True) -> Iterator[None]:
+        """The block is one piece of work, whose age the heartbeats tell. bounded: see `Heartbeat`."""
+        self._now = (activity, monotonic(), bounded)
         try:
             yield
         finally:
-            self._now = ("", 0.0)
+            self._now = ("", 0.0, True)
 
     def beat(self) -> Heartbeat:
         """The state of this moment."""
-        activity, since = self._now
-        return Heartbeat(activity, monotonic() - since if activity else 0.0)
+        activity, since, bounded = self._now
+        return Heartbeat(activity, monotonic() - since if activity else 0.0, bounded)
 
 
 class HeartbeatThread:

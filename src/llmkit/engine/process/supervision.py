@@ -264,13 +264,12 @@ class Supervision:
     def _look_after(self, process: EngineProcess) -> None:
         """Notice that the process is dead, or must be taken for hung."""
         now = monotonic()
-        loading = self.state == "starting"
         if process.ended:
             while process.socket.poll(LAST_WORDS_MS):
                 self._listen(process)
             self._crashed(process.end_words(), process.running_requests())
-        elif loading or len(self.journal) or self._calls.any_sent:
-            problem = self.watch.problem(now, loading=loading)
+        elif self.state == "starting" or len(self.journal) or self._calls.any_sent:
+            problem = self.watch.problem(now)
             if problem is not None:
                 process.kill()
                 process.wait()
