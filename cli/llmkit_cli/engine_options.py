@@ -170,11 +170,11 @@ def loading_bar() -> Iterator[Callable[[int, int | None], None] | None]:
         yield show
 
 
-def print_dry_run(engine: dict[str, Any], **more: Any) -> None:
-    """Print the plugins chosen with reasons, and the memory plan."""
+def print_dry_run(engine: dict[str, Any], *, online: bool = False, **more: Any) -> None:
+    """Print the plugins chosen with reasons, and the memory plan. online: of a server."""
     from llmkit.engine.factory import plan_engine
 
-    plan = plan_engine(loaded_config(engine, **more).config)
+    plan = plan_engine(loaded_config(engine, **more).config, online=online)
     typer.secho("model", bold=True)
     typer.echo(f"  {plan.source.path} ({plan.source.format_name}, {plan.source.architecture})")
     typer.secho("plugins", bold=True)

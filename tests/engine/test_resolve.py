@@ -61,6 +61,23 @@ def test_batch_sizes_by_device():
     assert batch_defaults(NEW_GPU, 24 * 2**30).max_num_batched_tokens == 8192
 
 
+@pytest.mark.parametrize(
+    ("environment", "gpu_bytes", "offline", "online"),
+    [
+        (PLAIN_CPU, None, (2048, 256), (2048, 128)),
+        (NEW_GPU, 24 * 2**30, (8192, 256), (2048, 256)),
+        (NEW_GPU, 140 * 2**30, (16384, 1024), (8192, 1024)),
+    ],
+)
+def test_a_server_has_shorter_steps(environment, gpu_bytes, offline, online):
+    device = environment.device_type
+    for is_online, expected in ((False, offline), (True, online)):
+        done = resolve_config(
+            config(), MODEL, device=device, environment=environment, gpu_bytes=gpu_bytes, online=is_online
+        )
+        assert (done.scheduler.max_num_batched_tokens, done.scheduler.max_num_seqs) == expected
+
+
 def test_everything_is_filled_in():
     done = resolved()
     assert (done.model.dtype, done.kv_cache.dtype, done.model.max_model_len) == ("float32", "float32", 8192)

@@ -28,7 +28,7 @@ def serve(
     """
     more = {} if model_name is None else {"model.model": model_name}
     if engine["dry_run"]:
-        print_dry_run(engine, **more)
+        print_dry_run(engine, online=True, **more)
         return
     config = loaded_config(engine, **more).config
     from llmkit_server.run import serve as run_server

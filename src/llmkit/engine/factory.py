@@ -84,10 +84,11 @@ class DryRun:
     layout: KVCacheLayout
 
 
-def prepare_model(config: EngineConfig, registry: Registry | None = None) -> PreparedModel:
+def prepare_model(config: EngineConfig, registry: Registry | None = None, *, online: bool = False) -> PreparedModel:
     """Find the model, load its tokenizer, fill in every default and check the settings against the model.
 
-    Takes seconds: no weight is read. Raises ConfigError, PluginError, ModelError.
+    online: with the defaults of a server. Takes seconds: no weight is read. Raises ConfigError, PluginError,
+    ModelError.
     """
     from llmkit.frontend.model_source import load_tokenizer, resolve_model
 
@@ -97,7 +98,7 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None) -> Pre
     environment = detect_environment(device)
     source = resolve_model(config, registry, environment)
     resolved = resolve_config(
-        config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device)
+        config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device), online=online
     )
     tokenizer = load_tokenizer(source, resolved, registry, environment)
     breakers = registry.breakers()
@@ -156,13 +157,13 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
     return Engine(core, prepared, report, layout, observers)
 
 
-def plan_engine(config: EngineConfig, registry: Registry | None = None) -> DryRun:
-    """What `build_engine` would build, without reading weights. Raises as it does."""
+def plan_engine(config: EngineConfig, registry: Registry | None = None, *, online: bool = False) -> DryRun:
+    """What `build_engine` or, if `online`, a server would build, without reading weights. Raises as it does."""
     from llmkit.execution.connector_half import build_connector
     from llmkit.execution.setup import WorkerSetup
     from llmkit.execution.worker import Worker
 
-    prepared = prepare_model(config, registry)
+    prepared = prepare_model(config, registry, online=online)
     swap = _policy(prepared).preemption == "swap"
     build_connector(prepared.config, prepared.registry, prepared.environment)
     _executor(prepared).close()

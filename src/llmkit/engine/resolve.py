@@ -29,13 +29,14 @@ class BatchDefaults:
     max_num_seqs: int
 
 
-def batch_defaults(environment: Environment, gpu_bytes: int | None) -> BatchDefaults:
-    """By device, for offline use. On the CPU a step of 2048 tokens takes seconds; a larger one gains nothing."""
+def batch_defaults(environment: Environment, gpu_bytes: int | None, *, online: bool = False) -> BatchDefaults:
+    """By device. online: many users wait for their next tokens, so steps are shorter than where only the end counts. On
+    the CPU a step of 2048 tokens takes seconds; a larger one gains nothing."""
     if environment.device_type == "cpu":
-        return BatchDefaults(2048, 256)
+        return BatchDefaults(2048, 128 if online else 256)
     if gpu_bytes is not None and gpu_bytes >= LARGE_GPU_BYTES:
-        return BatchDefaults(16384, 1024)
-    return BatchDefaults(8192, 256)
+        return BatchDefaults(8192 if online else 16384, 1024)
+    return BatchDefaults(2048 if online else 8192, 256)
 
 
 def resolve_dtype(stated: str | None, environment: Environment) -> str:
@@ -88,15 +89,17 @@ def resolve_config(
     device: str,
     environment: Environment,
     gpu_bytes: int | None = None,
+    online: bool = False,
 ) -> EngineConfig:
-    """`config` with every default filled in that depends on the device and on the model's config.json.
+    """`config` with every default filled in that depends on the device and on the model's config.json. online: of an
+    engine that serves many users, see `batch_defaults`.
 
     Block size and number of blocks stay open: they are the worker's to decide. Raises ConfigError, ModelError.
     """
     model, scheduler, cache = config.model, config.scheduler, config.kv_cache
     dtype = model.dtype if model.dtype != "auto" else resolve_dtype(stated_dtype(model_config), environment)
     length = _resolve_length(model.max_model_len, model_config)
-    defaults = batch_defaults(environment, gpu_bytes)
+    defaults = batch_defaults(environment, gpu_bytes, online=online)
     sequences = scheduler.max_num_seqs or defaults.max_num_seqs
     budget = scheduler.max_num_batched_tokens or max(defaults.max_num_batched_tokens, sequences)
     if not scheduler.enable_chunked_prefill:

@@ -62,7 +62,7 @@ class AsyncLLM:
     ) -> None:
         from llmkit.engine.factory import prepare_model
 
-        prepared = prepare_model(engine_config(model, config, settings), registry)
+        prepared = prepare_model(engine_config(model, config, settings), registry, online=True)
         self._inputs = input_processor(prepared)
         self.config = prepared.config
         self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}
