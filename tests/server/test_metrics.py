@@ -22,7 +22,6 @@ SETTINGS = {
     "load_format": "dummy",
     "dtype": "float32",
     "num_blocks": 20,
-    "block_size": 16,
     "max_num_seqs": 8,
     "max_model_len": 256,
     "num_threads": 1,
@@ -165,6 +164,8 @@ def test_every_name_is_there_and_counts():
     assert sum(phases) == pytest.approx(after("e2e_request_latency_seconds_sum"), rel=0.2)
     assert after("num_requests_running") == after("num_requests_waiting") == after("kv_cache_usage_perc") == 0
     assert after("engine_sleep_state", sleep_state="awake") == 1
+    (info,) = [dict(labels for labels in key[1:]) for key in after.values if key[0] == "cache_config_info"]
+    assert (info["block_size"], info["num_gpu_blocks"]) == ("16", str(SETTINGS["num_blocks"] - 1))
     assert any(key[0] == "plugin_call_seconds_count" and value > 0 for key, value in after.values.items())
 
 

@@ -59,7 +59,7 @@ class ServerCollector(Collector):
     def _cache_config(self, stats: EngineStats | None) -> Metric:
         cache = self._server.llm.config.kv_cache
         info = {
-            "block_size": str(cache.block_size),
+            "block_size": "" if stats is None else str(stats.block_size),
             "cache_dtype": cache.dtype,
             "enable_prefix_caching": str(cache.enable_prefix_caching),
             "gpu_memory_utilization": str(cache.gpu_memory_utilization),

@@ -218,6 +218,7 @@ class EngineCore:
             kv_usage=kv.usage,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free,
+            block_size=scheduler.manager.block_size,
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             plugin_faults=self._breakers.counts(),

@@ -53,9 +53,9 @@ class EngineStats:
     """The engine at one moment; counters are totals since its start.
 
     num_out_of_memory: steps that found no memory and were done again in smaller ones. token_budget: tokens that a step
-    may compute now. sleep_level: None while awake. num_unfinished: requests taken in that have not ended.
-    num_compiling: requests that wait for their grammar. num_loading: requests that wait for the connector. num_loads,
-    num_failed_loads: loads that have ended.
+    may compute now. block_size: tokens of a block of the KV cache. sleep_level: None while awake. num_unfinished:
+    requests taken in that have not ended. num_compiling: requests that wait for their grammar. num_loading: requests
+    that wait for the connector. num_loads, num_failed_loads: loads that have ended.
     external_query_tokens: prompt tokens that the prefix cache did not have and a connector was asked for.
     external_hit_tokens: tokens that it has loaded. plugin_faults: `kind:name` of each plugin that was at fault since
     the engine has started → how often, whether it is still asked, and the last fault.
@@ -81,6 +81,7 @@ class EngineStats:
     external_hit_tokens: int = 0
     num_swaps: int = 0
     num_swaps_missed: int = 0
+    block_size: int = 0
     num_host_blocks: int = 0
     num_free_host_blocks: int = 0
     num_compiling: int = 0
