@@ -24,6 +24,9 @@ MAX_WORKERS = 4
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+# Most engines of the tests compile no grammar: those that should be ready for one ask for it.
+os.environ["LLMKIT_STRUCTURED__PRELOAD_GRAMMARS"] = "false"
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:

@@ -66,7 +66,7 @@ def test_golden_tokens_cold_warm_and_after_a_restart(
 
 
 @pytest.mark.skipif(not DEEP, reason="takes a minute: LLMKIT_DEEP_TESTS=1")
-@pytest.mark.parametrize("scheduler", ["fcfs", "classic", "fair"])
+@pytest.mark.parametrize("scheduler", ["fcfs", "priority", "fair", "classic", "srtf"])
 def test_all_golden_tokens_in_a_batch(
     make_llm: Callable[..., LLM],
     golden_prompts: list[list[int]],

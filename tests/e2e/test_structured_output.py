@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from llmkit import LLM, RequestOutput, SamplingParams
+from llmkit import LLM, AsyncLLM, RequestOutput, SamplingParams
 from llmkit.errors import InvalidRequestError
 
 pytest.importorskip("xgrammar")
@@ -247,3 +248,25 @@ def test_a_stream_goes_on_while_a_huge_schema_is_compiled(llm: LLM, name: str) -
     else:
         assert outcome in ("length", "error", "stop")
     assert max(gaps) < LARGEST_GAP_S, max(gaps)
+
+
+@deep
+def test_the_first_grammar_of_a_server_imports_nothing(smollm2_gguf: Path, settings: dict[str, Any]) -> None:
+    """Its engine has the library before it takes requests, and the process that compiles is there: beside a stream
+    nothing is left but to compile and to load. What it costs is measured by benchmarks/structured_output.py."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+
+    async def main() -> None:
+        async with AsyncLLM(smollm2_gguf, preload_grammars=True, **settings) as llm:
+            engine = Path(f"/proc/{llm._loop.client.pid}")  # type: ignore[attr-defined]
+            libraries = engine.joinpath("maps").read_text()
+            assert "xgrammar" in libraries
+            children = [path.read_text() for path in engine.glob("task/*/children")]
+            assert len(" ".join(children).split()) == 1
+            params = SamplingParams(temperature=0, max_tokens=40, structured_outputs={"json": schema})
+            outputs = [output async for output in llm.generate("A number, as JSON: ", params)]
+            assert json.loads(outputs[-1].outputs[0].text)["n"] <= 9
+            mapped = {line.split()[-1] for line in engine.joinpath("maps").read_text().splitlines() if ".so" in line}
+            assert all(name in libraries for name in mapped)
+
+    asyncio.run(main())

@@ -11,8 +11,10 @@ import threading
 
 import msgspec
 import pytest
+import tokenizers
 
 from llmkit import (
+    LLM,
     AsyncLLM,
     EngineClosedError,
     EngineDrainingError,
@@ -23,6 +25,8 @@ from llmkit import (
     RequestTimeoutError,
     SamplingParams,
 )
+from llmkit.grammars.backends import GrammarBackends
+from llmkit.grammars.service import GrammarService
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.requests.grammar_task import GrammarTask
 
@@ -59,6 +63,24 @@ def llm():
     shared = make()
     yield shared
     asyncio.run(shared.close())
+
+
+@pytest.mark.parametrize(("made", "given", "preloads"), [(AsyncLLM, None, 1), (AsyncLLM, False, 0), (LLM, None, 0)])
+def test_an_engine_that_serves_is_ready_for_its_first_grammar(tmp_path, monkeypatch, made, given, preloads):
+    """Its library is imported before requests come, not while others wait for their tokens."""
+    words = {f"w{number}": number for number in range(128)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0")).save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.delenv("LLMKIT_STRUCTURED__PRELOAD_GRAMMARS")
+    calls = []
+    monkeypatch.setattr(GrammarService, "preload", lambda _: calls.append("engine"))
+    monkeypatch.setattr(GrammarBackends, "preload", lambda _: calls.append("frontend"))
+    settings = SETTINGS | {"preload_grammars": given} if given is not None else SETTINGS
+    where = {"process": False} if made is AsyncLLM else {}
+    llm = made(tokenizer=str(tmp_path / "tokenizer.json"), **where, **settings)
+    closed = llm.close()
+    if made is AsyncLLM:
+        asyncio.run(closed)
+    assert calls == ["frontend", "engine"] * preloads
 
 
 def run(coroutine):

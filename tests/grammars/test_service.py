@@ -6,21 +6,25 @@ import json
 import os
 import pickle
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llmkit.config.sections import StructuredConfig
 from llmkit.grammars import compile_messages
+from llmkit.grammars.backends import GrammarBackends
 from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
 from llmkit.grammars.compile_messages import Hello
 from llmkit.grammars.service import GrammarService
+from llmkit.hookspecs.plugin import Environment
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.registry import Registry
 from llmkit.requests.grammar_task import GrammarTask
-from llmkit.testing.hostile_grammars import Panic
+from llmkit.testing.hostile_grammars import HostileCompiler, Panic
 
-from .conftest import EOS, hostile_service, settled, wait_until
+from .conftest import EOS, byte_vocabulary, hostile_service, settled, wait_until
 
 
 def task(*choices: str) -> GrammarTask:
@@ -53,6 +57,51 @@ def test_a_grammar_is_compiled_elsewhere_and_ready_here(service: GrammarService)
     assert allowed(ready.row) == {ord("y"), ord("a"), 257}
     assert not ready.accepting
     assert service.process.pid not in (None, os.getpid())
+
+
+def test_what_is_preloaded_leaves_nothing_to_be_imported_for_the_first_grammar(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is imported here, before anybody asks; the compile process starts beside."""
+    warmed: list[threading.Thread] = []
+    monkeypatch.setattr(HostileCompiler, "warm_up", lambda _: warmed.append(threading.current_thread()))
+    monkeypatch.setattr("llmkit.grammars.service.PRELOADED", task("yes").request)
+    service = hostile_service(registry)
+    try:
+        service.preload()
+        assert warmed == [threading.current_thread()]
+        wait_until(lambda: len(service.cache) == 1, service)
+        assert service.process.pid is not None
+        assert isinstance(service.submit(task("yes")).result, ReadyGrammar)
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("index out of bounds")])
+def test_what_cannot_be_preloaded_is_only_said(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def warm_up(_: HostileCompiler) -> None:
+        raise error
+
+    monkeypatch.setattr(HostileCompiler, "warm_up", warm_up)
+    service = hostile_service(registry)
+    service.preload()
+    assert "hostile could not be preloaded" in caplog.text
+    assert service.process.pid is None
+    service.close()
+
+
+def test_nothing_is_preloaded_where_no_engine_is_installed(registry: Registry) -> None:
+    class Bare(Environment):
+        def has_module(self, name: str) -> bool:  # noqa: ARG002
+            return False
+
+    nobody = GrammarBackends("auto", registry, Bare(), byte_vocabulary)
+    service = GrammarService(nobody, StructuredConfig())
+    service.preload()
+    assert service.process.pid is None
+    service.close()
 
 
 def test_equal_grammars_are_compiled_once(service: GrammarService) -> None:

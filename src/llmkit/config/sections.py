@@ -165,6 +165,12 @@ class StructuredConfig(Section):
         "longer ends with an error.",
     )
     cache_mib: int = Field(default=256, ge=0, description="Compiled grammars that are kept, in MiB.")
+    preload_grammars: bool | None = Field(
+        default=None,
+        description="Whether the engine imports the grammar library and starts the process that compiles before it "
+        "takes requests, not with the first grammar, while others wait for their tokens. Default: yes in AsyncLLM and "
+        "llmkit serve, no in LLM.",
+    )
     max_whitespace: int = Field(
         default=32, ge=1, le=1024, description="Most blanks in a row between two tokens of JSON."
     )

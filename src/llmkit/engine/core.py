@@ -184,15 +184,33 @@ class EngineCore:
         self.settle_transfers(RESET_WAIT_S)
         return self.scheduler.reset_prefix_cache()
 
+    def has_transfers(self) -> bool:
+        """Whether, with nothing to compute, a connector has blocks under way or is to be told of some."""
+        transfers = self.scheduler.transfers
+        idle = not (self._closed or self.scheduler.num_unfinished or self._in_flight)
+        return idle and (transfers.holds_blocks or transfers.has_news)
+
+    def step_transfers(self) -> bool:
+        """One step for the connector alone, if `has_transfers`; whether it has brought anything. Raises as `step`."""
+        if not self.has_transfers():
+            return False
+        transfers = self.scheduler.transfers
+        before = transfers.num_under_way
+        transfers.ask_workers()
+        try:
+            self._run_one_step()
+        except BaseException as error:
+            self._start_over(f"The step was broken off: {described(error)}")
+            raise
+        return transfers.has_news or transfers.num_under_way != before
+
     def settle_transfers(self, seconds: float) -> bool:
         """With no request unfinished, run steps for the connector alone until nothing is under way and nothing more is
         to be stored, at most so long; whether nothing is under way."""
-        transfers = self.scheduler.transfers
         deadline = time.monotonic() + seconds
-        while (transfers.holds_blocks or transfers.has_news) and not self.has_work() and time.monotonic() < deadline:
-            transfers.ask_workers()
-            self._run_one_step()
-        return not transfers.holds_blocks
+        while self.has_transfers() and time.monotonic() < deadline:
+            self.step_transfers()
+        return not self.scheduler.transfers.holds_blocks
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's numbers."""

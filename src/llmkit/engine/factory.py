@@ -137,6 +137,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         calls = prepared.registry.calls
         policy_breaker = breakers.of("scheduler", prepared.registry.chosen("scheduler").name)
         half = None if connector is None else scheduler_half(connector, prepared, breakers, layout, report)
+        grammars = _grammar_service(prepared)
         scheduler = Scheduler(
             config,
             layout,
@@ -146,9 +147,11 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
             calls("scheduler"),
             policy_breaker,
             half,
-            grammars=_grammar_service(prepared),
+            grammars=grammars,
         )
         core = EngineCore(scheduler, executor, observers, calls("executor"), breakers)
+        if grammars is not None and config.structured.preload_grammars:
+            grammars.preload()
     except BaseException:
         executor.close()
         raise

@@ -92,7 +92,7 @@ def resolve_config(
     online: bool = False,
 ) -> EngineConfig:
     """`config` with every default filled in that depends on the device and on the model's config.json. online: of an
-    engine that serves many users, see `batch_defaults`.
+    engine that serves many users, see `batch_defaults`; it is ready for its first grammar.
 
     Block size and number of blocks stay open: they are the worker's to decide. Raises ConfigError, ModelError.
     """
@@ -104,8 +104,10 @@ def resolve_config(
     budget = scheduler.max_num_batched_tokens or max(defaults.max_num_batched_tokens, sequences)
     if not scheduler.enable_chunked_prefill:
         budget = _whole_prompt_budget(scheduler.max_num_batched_tokens, budget, length)
+    preload = config.structured.preload_grammars
     return config.model_copy(
         update={
+            "structured": _with(config.structured, preload_grammars=online if preload is None else preload),
             "model": _with(model, dtype=dtype, max_model_len=length),
             "scheduler": _with(scheduler, max_num_seqs=sequences, max_num_batched_tokens=budget),
             "kv_cache": _with(cache, dtype=dtype if cache.dtype == "auto" else cache.dtype),

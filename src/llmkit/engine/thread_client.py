@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmkit.engine.async_client import EngineHealth, refusal
+from llmkit.engine.idle_transfers import IdleTransfers
 from llmkit.engine.utilities import run_utility
 from llmkit.errors import EngineClosedError, EngineDeadError, EngineError, described, renewed
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -163,10 +164,11 @@ class _StepLoop:
             return
         self.started.set_result(None)
         try:
-            while self._wait_for_work(engine):
+            idle = IdleTransfers(engine.core)
+            while self._wait_for_work(engine, idle):
                 self._take_calls(engine)
                 self._take_requests(engine)
-                self._step(engine)
+                self._step(engine, idle)
         except EngineDeadError as error:
             self._die(error)
         except BaseException as error:
@@ -176,13 +178,17 @@ class _StepLoop:
             self._refuse_calls()
             self._close(engine)
 
-    def _wait_for_work(self, engine: Engine) -> bool:
+    def _wait_for_work(self, engine: Engine, idle: IdleTransfers) -> bool:
         """Wait until there is something to do; False if that is to stop."""
         with self._changed:
             if not (engine.core.has_work() or self._adds):
                 self._busy_since = None
             while not (self._stopping or self._adds or self._aborts or self._calls or engine.core.has_work()):
-                self._changed.wait()
+                seconds = idle.seconds_left()
+                if seconds == 0.0:
+                    self._busy_since = time.monotonic()
+                    break
+                self._changed.wait(seconds)
             return not self._stopping
 
     def _take_calls(self, engine: Engine) -> None:
@@ -214,9 +220,11 @@ class _StepLoop:
             except Exception as error:
                 self.outbox.put(refusal(request, error))
 
-    def _step(self, engine: Engine) -> None:
+    def _step(self, engine: Engine, idle: IdleTransfers) -> None:
         if not engine.core.has_work():
+            idle.run()
             return
+        idle.busy()
         try:
             outputs = engine.core.step()
         except BaseException as error:

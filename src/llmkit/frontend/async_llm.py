@@ -63,6 +63,8 @@ class AsyncLLM:
         from llmkit.engine.factory import prepare_model
 
         prepared = prepare_model(engine_config(model, config, settings), registry, online=True)
+        if prepared.grammars is not None and prepared.config.structured.preload_grammars:
+            prepared.grammars.preload()
         self._inputs = input_processor(prepared)
         self.config = prepared.config
         self._generation_config = prepared.source.generation_config if self.config.model.generation_config else {}

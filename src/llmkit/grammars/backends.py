@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from llmkit.registry.loading import LoadedPlugin
     from llmkit.registry.timings import CallTiming
 
+logger = logging.getLogger("llmkit.grammars")
+
 KIND = "structured"
 MAX_SHOWN = 3
+PRELOADED = GrammarRequest("json_object", "")
+"""What is chosen, and compiled, before anybody asks: most requests are for JSON."""
 
 
 @dataclass
@@ -77,6 +82,22 @@ class GrammarBackends:
             raise self._named.plugin.row.error("; ".join(problems), hint)
         self._build(self._named)
         self._note(self._named, "named in the configuration", {})
+
+    def preload(self) -> Backend | None:
+        """Load plugins and make the vocabulary now, not with the first request. The engine that most requests will
+        have: the configured one, or the best for PRELOADED; None if there is none. Raises nothing: what is wrong is
+        logged, and found again by the first request."""
+        try:
+            choice = self.choice if self.choice != "auto" else self.choose(PRELOADED).backends[0]
+            backend = self.backend(choice)
+            backend.compiler = backend.compiler or self._build(backend)
+        except LlmkitError as error:
+            logger.debug("no grammar engine is preloaded: %s", error)
+            return None
+        except Exception as error:
+            logger.warning("no grammar engine could be preloaded", exc_info=error)
+            return None
+        return backend
 
     def choose(self, request: GrammarRequest) -> GrammarTask:
         """The engines to try for `request`, best first. Raises InvalidRequestError if none can express it, naming what

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmkit.errors import InvalidRequestError, described
+from llmkit.grammars.backends import PRELOADED
 from llmkit.grammars.cache import GrammarCache, GrammarFailure, Key, ReadyGrammar
 from llmkit.grammars.compile_messages import Compile, Hello, Outcome
 from llmkit.grammars.compile_process import CompileProcess
@@ -90,6 +91,23 @@ class GrammarService:
     @property
     def backends(self) -> GrammarBackends:
         return self._backends
+
+    def preload(self) -> None:
+        """What the first grammar would otherwise bring along: import the library of the engine that most requests will
+        have, in this thread, and start the compile process with a grammar for it. As `GrammarBackends.preload`, raises
+        nothing."""
+        backend = self._backends.preload()
+        if backend is None:
+            return
+        try:
+            self._backends.compiler(backend.choice).warm_up()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            logger.warning("the grammar engine %s could not be preloaded", backend.choice, exc_info=error)
+            return
+        if self._backends.why_not(backend, PRELOADED) is None:
+            self.submit(GrammarTask(PRELOADED, (backend.choice,)))
 
     def submit(self, task: GrammarTask) -> Ticket:
         """Have a grammar made. The ticket may have its result at once; otherwise `finished` returns it one day."""

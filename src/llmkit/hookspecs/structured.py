@@ -98,7 +98,7 @@ class GrammarCompiler(ABC):
     """Compiles grammars for one vocabulary.
 
     Building one must be cheap (milliseconds, no import of the library): the frontend builds it only to ask for
-    `problems`. What costs is made on the first `compile` or `load`.
+    `problems`. What costs is made by `warm_up`, or on the first `compile` or `load`.
     """
 
     @abstractmethod
@@ -115,8 +115,9 @@ class GrammarCompiler(ABC):
         return 0
 
     def warm_up(self) -> None:  # noqa: B027 - most have something to do, none must
-        """Called once in the compile process, before it forks a child for each `compile`: import the library and
-        build what all grammars share. Must leave no thread behind."""
+        """Import the library and build what all grammars share, so that no `compile` or `load` has to. Called once in
+        the compile process, before it forks a child for each `compile`: must leave no thread behind. Also called in the
+        engine's process before it takes requests (`structured.preload_grammars`)."""
 
     @abstractmethod
     def compile(self, request: GrammarRequest) -> bytes:

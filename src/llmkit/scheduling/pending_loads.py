@@ -66,9 +66,9 @@ class PendingLoads:
         self._waited_for: dict[Request, PendingLoad] = {}
         self._hashes: set[bytes] = set()
 
-    def __bool__(self) -> bool:
-        """Whether any is under way."""
-        return bool(self._new or self._by_id or self._of_step)
+    def __len__(self) -> int:
+        """Those under way."""
+        return len(self._new) + len(self._by_id) + sum(map(len, self._of_step.values()))
 
     def __contains__(self, request: Request) -> bool:
         """Whether `request` waits for an asynchronous load."""

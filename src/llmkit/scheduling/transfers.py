@@ -118,6 +118,11 @@ class Transfers:
         return bool(self._loads or self.holds.has_filled or len(self.holds))
 
     @property
+    def num_under_way(self) -> int:
+        """Loads and holds that have not ended."""
+        return len(self._loads) + len(self.holds)
+
+    @property
     def has_news(self) -> bool:
         """Whether there is something that the workers should soon be told, by a step without rows if need be."""
         return bool(self._step_wanted or self.holds.has_filled or self._loads.has_new or self._ends.has_cancelled)

@@ -100,6 +100,12 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def has_transfers(self) -> bool:
+        return False
+
+    def step_transfers(self) -> bool:
+        return False
+
     def step(self) -> list[EngineOutput]:
         batch = list(self._requests.values())[: self.max_num_seqs]
         if self.on_plan is not None:

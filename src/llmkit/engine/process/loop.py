@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import zmq
 
 from llmkit.engine.async_client import refusal
+from llmkit.engine.idle_transfers import IdleTransfers
 from llmkit.engine.process import messages
 from llmkit.engine.process.messages import (
     Abort,
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("llmkit.engine.process")
 
+IDLE_WAIT_S = 1.0
+"""Longest wait for a message: `stopping` may be set meanwhile."""
+
 MAX_BROKEN_STEPS = 3
 """So many calls of `step` in a row may raise; each ends the requests that were under way. Then the process gives up."""
 
@@ -48,6 +53,8 @@ class Core(Protocol):
     def abort_sequence(self, request_id: str, index: int) -> None: ...
     def has_work(self) -> bool: ...
     def step(self) -> list[EngineOutput]: ...
+    def has_transfers(self) -> bool: ...
+    def step_transfers(self) -> bool: ...
     def stats(self) -> EngineStats: ...
 
 
@@ -69,6 +76,7 @@ class EngineLoop:
         self._outbox = outbox
         self._pulse = pulse
         self._record = record
+        self._idle = IdleTransfers(self._core)
         self._seen = 0
         self._num_tokens = 0
         self._num_broken = 0
@@ -79,14 +87,23 @@ class EngineLoop:
         """Until the parent says stop, or `stopping` is set. Raises what `step` raises again and again."""
         while not self.stopping:
             self._take_in()
-            if not self.stopping and self._core.has_work():
-                self._step()
+            if not self.stopping:
+                self._advance()
+
+    def _advance(self) -> None:
+        if self._core.has_work():
+            self._idle.busy()
+            self._step()
+        else:
+            with self._pulse.doing("transfers"):
+                self._idle.run()
 
     def _take_in(self) -> None:
-        """Everything that has arrived; without work, wait for it (not for ever: `stopping` may be set meanwhile)."""
+        """Everything that has arrived; without work, wait for it or until the connector needs a step."""
         if not self._core.has_work():
             self._record.clear()
-            if not self._inbox.poll(1000):
+            seconds = self._idle.seconds_left()
+            if not self._inbox.poll(math.ceil(1000 * min(IDLE_WAIT_S, IDLE_WAIT_S if seconds is None else seconds))):
                 return
         batch: list[ToChild] = []
         while True:
