@@ -104,6 +104,23 @@ def test_keys_order_like_floats():
     assert keys.sort().indices.tolist() == [0, 1, 2, 3, 5, 4, 6, 7, 8, 9]  # among equals the lower index is larger
 
 
+NUMBERS = st.sampled_from([-math.inf, -1.0, -1e-40, -0.0, 0.0, 1e-40, 1.0, 2.0, math.inf])
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(NUMBERS, min_size=9, max_size=9), min_size=1, max_size=4), st.booleans())
+def test_the_first_ones_and_the_ranks_are_those_of_the_keys(rows, with_nan):
+    """Whatever is equal at the border of what is asked for, and beside rows where nothing is."""
+    logits = torch.tensor([*rows, [float(i) for i in range(9)]])
+    if with_nan:
+        logits[0, 4] = math.nan
+    in_order = order_keys(logits).argsort(dim=-1, descending=True)
+    for k in range(1, 10):
+        assert torch.equal(top_indices(logits, k), in_order[:, :k])
+    for rank, tokens in enumerate(in_order[int(with_nan) :].T, start=1):
+        assert ranks_of(logits[int(with_nan) :], tokens).tolist() == [rank] * len(tokens)
+
+
 def test_rank_agrees_with_the_order():
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]]).expand(4, -1)
     assert ranks_of(logits, torch.arange(4)).tolist() == [3, 1, 2, 4]

@@ -6,6 +6,7 @@ neighbours in the batch. Unique integer keys leave nothing to be decided by the 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 _INDEX_MASK = 0xFFFFFFFF
@@ -27,19 +28,56 @@ def indices_of(keys: torch.Tensor) -> torch.Tensor:
 
 
 def top_indices(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices int64[n, k] of the k first entries of each row, in order. k <= v."""
-    keys = order_keys(logits)
+    """Indices int64[n, k] of the k first entries of each row, in order. 1 <= k <= v."""
     if k == logits.shape[-1]:
-        return indices_of(keys.sort(dim=-1, descending=True).values)
-    return indices_of(keys.topk(k, dim=-1).values)
+        return indices_of(order_keys(logits).sort(dim=-1, descending=True).values)
+    if logits.device.type == "cpu":
+        return _top_indices_cpu(logits, k)
+    return _top_by_keys(logits, k)
+
+
+def _top_by_keys(logits: torch.Tensor, k: int) -> torch.Tensor:
+    return indices_of(order_keys(logits).topk(k, dim=-1).values)
+
+
+def _top_indices_cpu(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Without keys for a whole row, which take several times as long as the choice itself, unless there is something to
+    decide: where just k entries are as large as the k-th, topk can only take these."""
+    values, indices = logits.topk(k, dim=-1)
+    indices = indices.sort(dim=-1).values
+    order = logits.gather(-1, indices).sort(dim=-1, descending=True, stable=True).indices
+    indices = indices.gather(-1, order)
+    has_nan = values[:, 0].isnan()  # which is the greatest for topk
+    unsure = ((_counts(logits, values[:, -1:], np.greater_equal) != k) | has_nan).nonzero().squeeze(-1)
+    if len(unsure):
+        indices[unsure] = _top_by_keys(logits[unsure], k)
+    return indices
 
 
 def ranks_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Rank of token_ids int64[n] in their rows of logits [n, v], 1 for the first → int64[n]."""
     own = logits.gather(-1, token_ids.unsqueeze(-1))
+    if logits.device.type == "cpu":
+        ranks = _counts(logits, own, np.greater) + 1
+        tied = (_counts(logits, own, np.greater_equal) != ranks).nonzero().squeeze(-1)
+        if len(tied):
+            ranks[tied] = _ranks_among_equals(logits[tied], own[tied], token_ids[tied])
+        return ranks
+    return _ranks_among_equals(logits, own, token_ids)
+
+
+def _ranks_among_equals(logits: torch.Tensor, own: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     indices = torch.arange(logits.shape[-1], device=logits.device)
     before = (logits > own) | ((logits == own) & (indices < token_ids.unsqueeze(-1)))
     return before.sum(dim=-1) + 1
+
+
+def _counts(logits: torch.Tensor, bounds: torch.Tensor, compare: np.ufunc) -> torch.Tensor:
+    """How many entries of each row of logits float32[n, v] on the CPU compare with bounds [n, 1] → int64[n].
+
+    Row by row: what is compared and counted stays in the processor's cache, ten times faster than all rows at once."""
+    pairs = zip(logits.numpy(), bounds.squeeze(-1).numpy(), strict=True)
+    return torch.tensor([np.count_nonzero(compare(row, bound)) for row, bound in pairs], dtype=torch.int64)
 
 
 def best_indices(logits: torch.Tensor) -> torch.Tensor:
