@@ -62,7 +62,7 @@ def test_a_group_of_processes_that_is_told_to_end_keeps_the_engine(running, requ
     running(scenario)
 
 
-@pytest.mark.parametrize("fault", ["kill", "segfault", "exit"])
+@pytest.mark.parametrize("fault", ["kill", "exit"])
 def test_a_request_that_kills_twice_fails_alone(running, request_of, fault):
     others = [request_of(f"r{i}", 80, (i,)) for i in range(8)]
 
@@ -73,7 +73,7 @@ def test_a_request_that_kills_twice_fails_alone(running, request_of, fault):
         assert run.tokens["bad", 0] == fake_tokens((1, 2), 0, 10)
         assert run.ends["bad", 0] == "error"
         assert "while it computed this request" in run.errors["bad", 0]
-        assert run.client.health.num_restarts == 3  # two with everybody, one with the suspect alone
+        assert run.client.health.num_restarts == 4  # two with everybody, two with the suspect on trial
         assert run.client.health.ready
 
     running(scenario)
@@ -129,6 +129,7 @@ def test_a_wake_up_may_take_as_long_as_the_start(running):
         assert run.client.health.num_restarts == 0
         with pytest.raises(EngineError, match=r"at one thing \(sleep_s\)"):
             await run.client.call("sleep_s", 60)
+        await run.client.call("stats")  # of the next one
         assert run.client.health.num_restarts == 1
 
     running(scenario, FakeBuilder(load_s=0.8), heartbeat_s=0.05, hang_timeout_s=0.4)

@@ -217,6 +217,8 @@ class Supervision:
         if entry is None:
             message = f"A request with id {request.request_id[:80]!r} is already being served."
             self._deliver(refusal_outputs(request, message, "request_id"))
+        elif self._suspects.any_on_trial:
+            self._admit()
         elif self.state == "running":
             self._send(entry)
 

@@ -3,8 +3,9 @@
 A crash makes suspects of all requests that were part of the steps under way. Most are innocent: the process was killed
 from outside, or another request was to blame. Whoever comes further afterwards is cleared. A request that was part of a
 second crash without that fails if it was computed alone. In company it need not be to blame, be it the only suspect:
-after a slow restart it may not have had the time to come further. It is tried, and so are others like it, one after the
-other, each beside requests that nobody suspects, until it is cleared or, in a third crash, found.
+after a slow restart it may not have had the time to come further. It is tried, and so are others like it, one after
+the other, before anybody else is computed, so that a trial takes moments. Somebody is on trial at any time then, and
+another kill from outside meets an innocent one: only who is met in its second trial, too, is found guilty.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from llmkit.engine.process.journal import Entry, Journal
 
 CLEARED_TOKENS = 4
 """A suspect is cleared by more tokens than this: more than steps can be ahead of what the parent has been told."""
+
+FOUND_STRIKES = 4
+"""Crashes after which the only request that was part of all of them is guilty: two in company, two in trials."""
 
 
 class Suspects:
@@ -31,22 +35,18 @@ class Suspects:
             entry.tokens_at_strike = entry.num_tokens
         most = max((entry.strikes for entry in computed), default=0)
         worst = [entry for entry in computed if entry.strikes == most]
-        enough = 2 if len(computed) == 1 else 3
-        return worst[0] if len(worst) == 1 and most >= enough else None
+        found = most >= FOUND_STRIKES or (most == 2 and len(computed) == 1)
+        return worst[0] if len(worst) == 1 and found else None
 
     def admitted(self) -> list[Entry]:
-        """The entries that may be computed now and have not been sent: all that are not on trial, and the first of
-        those that are, unless one is being tried."""
-        waiting: list[Entry] = []
-        on_trial: list[Entry] = []
-        for entry in self._journal:
-            if entry.strikes > 1 and not _is_cleared(entry):
-                on_trial.append(entry)
-            elif entry.sent is None:
-                waiting.append(entry)
-        if on_trial and all(entry.sent is None for entry in on_trial):
-            waiting.append(on_trial[0])
-        return waiting
+        """The entries that may be computed now and have not been sent: while any are on trial, the first of these, unless
+        one is being tried."""
+        on_trial = [entry for entry in self._journal if entry.strikes > 1 and not _is_cleared(entry)]
+        if not on_trial:
+            return [entry for entry in self._journal if entry.sent is None]
+        if any(entry.sent is not None for entry in on_trial):
+            return []
+        return [max(on_trial, key=lambda entry: entry.strikes)]
 
     @property
     def any_on_trial(self) -> bool:
