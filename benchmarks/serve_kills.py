@@ -95,7 +95,10 @@ class Trial:
             try:
                 answer = await read(self._server, self._bodies[number])
             except (RemoteError, OSError) as error:
-                self.errors[str(error)] += 1
+                if getattr(error, "kind", "") == "503":  # new ones are told to come again
+                    self.counts["refused while it starts"] += 1
+                else:
+                    self.errors[str(error)] += 1
                 await asyncio.sleep(1.0)
                 continue
             expected = self._expected[number]

@@ -39,8 +39,8 @@ class Suspects:
         return worst[0] if len(worst) == 1 and found else None
 
     def admitted(self) -> list[Entry]:
-        """The entries that may be computed now and have not been sent: while any are on trial, the first of these, unless
-        one is being tried."""
+        """The entries that may be computed now and have not been sent: while any are on trial, the first of these,
+        unless one is being tried."""
         on_trial = [entry for entry in self._journal if entry.strikes > 1 and not _is_cleared(entry)]
         if not on_trial:
             return [entry for entry in self._journal if entry.sent is None]
