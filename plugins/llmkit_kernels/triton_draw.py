@@ -1,8 +1,8 @@
 """Tokens from logits, without sorting and without writing probabilities or noise.
 
 Three launches: the best logit of every part of a row; of what is left of each part after scaling, min_p and noise the
-best score; the best of all parts. The noise is that of `llmkit.sampling.gumbel`: the same bits of Philox, computed
-where they are used.
+best score; the best of all parts. Rows with top-k or top-p take a fourth, `triton_truncate.py`. The noise is that of
+`llmkit.sampling.gumbel`: the same bits of Philox, computed where they are used.
 """
 
 from __future__ import annotations
@@ -10,34 +10,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws
-
-INTERPRETED: bool = triton.knobs.runtime.interpret
+from llmkit_kernels.triton_gumbel import INTERPRETED, first_largest, gumbel
+from llmkit_kernels.triton_truncate import draw_truncated
 
 _BLOCK = 1024  # counters, four entries each
 _MOST_PARTS = 64
-_LARGEST = tl.constexpr(1.0 - 2.0**-24)
-_UNIT = tl.constexpr(2.0**-32)
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
-
-
-@triton.jit
-def _noise(word, EXACT: tl.constexpr):
-    """Random words → float32 -log(-log(1 - u)), u = (word + 1/2) / 2³²."""
-    u = tl.minimum(word.to(tl.float32) * _UNIT + 0.5 * _UNIT, _LARGEST)
-    if EXACT:
-        return -libdevice.log(-libdevice.log1p(-u))
-    # The interpreter has no log1p: 1 - u is exact in float64.
-    return -tl.log(-tl.log(1.0 - u.to(tl.float64))).to(tl.float32)
-
-
-@triton.jit
-def _argmax_of(value, index):
-    """(largest value, lowest index that has it) of float32 [b], int32 [b]."""
-    largest = tl.max(value, 0)
-    return largest, tl.min(tl.where(value == largest, index, 2147483647), 0)
 
 
 @triton.jit
@@ -54,7 +34,7 @@ def best_kernel(logits_ptr, value_ptr, index_ptr, row_stride, size, span, BLOCK:
         better = logit > best
         best = tl.where(better, logit, best)
         place = tl.where(better, index, place)
-    value, index = _argmax_of(best, place)
+    value, index = first_largest(best, place)
     value = tl.where(tl.max(spoilt, 0) > 0, float("nan"), value)
     tl.store(value_ptr + row * tl.num_programs(1) + part, value)
     tl.store(index_ptr + row * tl.num_programs(1) + part, index)
@@ -91,20 +71,21 @@ def score_kernel(
                 inside = index < size
                 logit = tl.load(logits_ptr + row * row_stride + index, mask=inside, other=float("-inf"))
                 scaled = tl.div_rn(logit - peak, temperature)
-                score = scaled + _noise(words[lane], EXACT)
+                score = scaled + gumbel(words[lane], EXACT)
                 better = inside & (scaled >= log_min_p) & ((score > best) | ((score == best) & (index < place)))
                 best = tl.where(better, score, best)
                 place = tl.where(better, index, place)
-        value, index = _argmax_of(best, place)
+        value, index = first_largest(best, place)
         tl.store(value_ptr + row * parts + part, value)
         tl.store(index_ptr + row * parts + part, index)
 
 
 @triton.jit
 def choose_kernel(
-    best_ptr, best_index_ptr, score_ptr, score_index_ptr, temperatures_ptr, tokens_ptr, parts, PARTS: tl.constexpr
-):
-    """One program: a row's token, or NOT_FINITE."""
+    best_ptr, best_index_ptr, score_ptr, score_index_ptr, temperatures_ptr, tokens_ptr, peaks_ptr, parts,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """One program: a row's token, or NOT_FINITE, and its best logit."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     there = part < parts
@@ -115,9 +96,10 @@ def choose_kernel(
         value_ptr, index_ptr = best_ptr, best_index_ptr
     values = tl.load(value_ptr + row * parts + part, mask=there, other=float("-inf"))
     indices = tl.load(index_ptr + row * parts + part, mask=there, other=2147483647)
-    _, token = _argmax_of(values, indices)
+    _, token = first_largest(values, indices)
     finite = (peak == peak) & (tl.abs(peak) < float("inf"))
     tl.store(tokens_ptr + row, tl.where(finite, token, _NOT_FINITE).to(tl.int64))
+    tl.store(peaks_ptr + row, peak)
 
 
 def draw(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
@@ -130,15 +112,21 @@ def draw(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
     parts = max(1, min(_MOST_PARTS, 512 // rows, triton.cdiv(size, 4 * _BLOCK)))
     span = triton.cdiv(triton.cdiv(size, parts), 4 * _BLOCK) * 4 * _BLOCK
     parts = triton.cdiv(size, span)
+    peaks = torch.empty(rows, dtype=torch.float32, device=logits.device)
     values = torch.empty((2, rows, parts), dtype=torch.float32, device=logits.device)
     indices = torch.empty((2, rows, parts), dtype=torch.int32, device=logits.device)
     padded = triton.next_power_of_2(parts)
     best_kernel[rows, parts](logits, values[0], indices[0], logits.stride(0), size, span, BLOCK=4 * _BLOCK, num_warps=8)
+    drawn_whole = draws.temperatures
+    if draws.truncation is not None:
+        drawn_whole = torch.where(draws.truncation.of_rows(size), 0.0, draws.temperatures)
     score_kernel[rows, parts](
-        logits, values[0], values[1], indices[1], draws.seeds, draws.positions, draws.temperatures, draws.log_min_p,
+        logits, values[0], values[1], indices[1], draws.seeds, draws.positions, drawn_whole, draws.log_min_p,
         logits.stride(0), size, span, BLOCK=_BLOCK, PARTS=padded, EXACT=not INTERPRETED, num_warps=8,
     )  # fmt: skip
     choose_kernel[rows,](
-        values[0], indices[0], values[1], indices[1], draws.temperatures, tokens, parts, PARTS=padded, num_warps=1
+        values[0], indices[0], values[1], indices[1], drawn_whole, tokens, peaks, parts, PARTS=padded, num_warps=1
     )
+    if draws.truncation is not None:
+        draw_truncated(logits, peaks, draws, tokens)
     return tokens

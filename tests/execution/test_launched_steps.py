@@ -22,16 +22,27 @@ MIXTURE: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 3},
     {"temperature": 1.3, "seed": 2**63 + 11, "min_p": 0.1},
 ]
+TRUNCATED: list[dict[str, Any]] = [
+    {"temperature": 1.2, "seed": 3, "top_k": 7},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.3, "seed": 2**63 + 11, "top_p": 0.8, "min_p": 0.01},
+]
+PROCESSED: list[dict[str, Any]] = [
+    {"temperature": 1.2, "seed": 4, "top_k": 20, "frequency_penalty": 0.8, "repetition_penalty": 1.3, "logprobs": 3},
+    {"temperature": 0, "logit_bias": {7: 1.5}, "presence_penalty": 1.0, "bad_words": "x"},
+    {"temperature": 0.9, "seed": 12, "allowed_token_ids": [3, 4, 5, 9, 11, 12], "logprobs": -1, "min_tokens": 3},
+]
 
 
-def answers(d: Any, *, ahead: int, steps: int = 20) -> list[list[int]]:
-    """Three sequences that enter one after another, with so many steps under way."""
+def answers(d: Any, *, ahead: int, steps: int = 20, mixture: list[dict[str, Any]] = MIXTURE) -> list[Any]:
+    """Three sequences that enter one after another, with so many steps under way: their tokens, and the
+    log-probabilities of all steps."""
     flights = []
     work: dict[int, int] = {}
     for step in range(steps):
         if step % 3 == 0 and step < 9:
             slot = 5 - step // 3
-            params = dict(MIXTURE[step // 3])
+            params = dict(mixture[step // 3])
             d.add(slot, PROMPT[step // 3 :], **{"logprobs": None, **params})
             work = {**work, slot: len(PROMPT) - step // 3}
         flights.append(d.submit(work))
@@ -43,12 +54,49 @@ def answers(d: Any, *, ahead: int, steps: int = 20) -> list[list[int]]:
     return [d.sequences[slot].tokens for slot in (5, 4, 3)]
 
 
+def reported(d: Any, mixture: list[dict[str, Any]], ahead: int) -> tuple[list[Any], list[Any]]:
+    """(tokens, entries of log-probabilities, rounded, by step)."""
+    entries: list[Any] = []
+    land = type(d).submit
+
+    def submit(work: dict[int, int]) -> Any:
+        flight = land(d, work)
+        order = len(entries)
+        entries.append(None)
+        old = flight.land
+
+        def landed() -> Any:
+            result = old()
+            entries[order] = {
+                row: (entry.token_ids, [round(x, 4) for x in entry.logprobs], entry.ranks)
+                for row, entry in sorted(result.logprobs.items())
+            }
+            return result
+
+        flight.land = landed
+        return flight
+
+    d.submit = submit
+    return answers(d, ahead=ahead, mixture=mixture), entries
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_the_tokens_are_those_of_steps_one_after_another(driver, shape, ahead):
     expected = answers(driver(**shape), ahead=0)
     assert answers(driver(**shape, launched=True), ahead=ahead) == expected
     assert len({tuple(tokens[-5:]) for tokens in expected}) == 3
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("mixture", [TRUNCATED, PROCESSED], ids=["truncated", "processed"])
+def test_whatever_a_row_asks_for_its_step_is_launched_ahead(driver, mixture, ahead):
+    """With graphs' static inputs and without; the reference is the runner that waits."""
+    tokens, entries = reported(driver(), mixture, 0)
+    d = driver(launched=True)
+    d.runner.execute = None  # what waits is not called
+    assert reported(d, mixture, ahead) == (tokens, entries)
+    assert any(entries) == (mixture is PROCESSED)
 
 
 def test_decode_steps_are_padded(driver):

@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from llmkit.hookspecs.kernels import HeadNorms
-from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws, draw_or_best
+from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws, DeviceTruncation, draw_or_best
 from llmkit_kernels.torch_table import TorchKernels
 
 pytest.importorskip("triton")
@@ -174,6 +175,56 @@ def draws_of(temperatures: list[float], min_p: list[float]) -> DeviceDraws:
     )
 
 
+def truncated(draws: DeviceDraws, top_k: list[int], top_p: list[float]) -> DeviceDraws:
+    k, p = torch.tensor(top_k, device=DEVICE), torch.tensor(top_p, dtype=torch.float64, device=DEVICE)
+    return replace(draws, truncation=DeviceTruncation(k, p))
+
+
+def on_host(draws: DeviceDraws) -> DeviceDraws:
+    cut = draws.truncation
+    plain = [x.cpu() for x in (draws.seeds, draws.positions, draws.temperatures, draws.log_min_p)]
+    return DeviceDraws(*plain, None if cut is None else DeviceTruncation(cut.top_k.cpu(), cut.top_p.cpu()))
+
+
+@kernels
+@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "many equal"])
+@pytest.mark.parametrize(
+    ("size", "spread"), [(7, 3.0), (1501, 3.0), (1501, 0.02)] + [(152_000, 3.0)] * (not INTERPRETED)
+)
+def test_truncated_draws_are_those_of_the_reference(table, size: int, spread: float, coarse: bool) -> None:
+    """top-k, top-p and min_p, alone and together, beside rows without; peaked and nearly flat rows; ties at the cut."""
+    v = size
+    cases = [  # temperature, top_k, top_p, min_p
+        (1.0, 1, 1.0, 0.0), (0.7, 20, 1.0, 0.0), (1.0, v, 0.9, 0.0), (1.5, 50, 0.8, 0.0), (1.0, v, 0.5, 0.01),
+        (2.0, 5, 0.999999, 0.02), (0.0, 3, 0.5, 0.0), (1.0, v, 1.0, 0.0), (1e-30, 9, 0.3, 0.0), (1.0, v, 1e-9, 0.0),
+        (1.0, v - 1, 1.0, 0.0), (1.3, v // 2 + 1, 0.99, 0.0), (8.0, v, 0.97, 0.0),
+    ]  # fmt: skip
+    temperatures, top_k, top_p, min_p = (list(column) for column in zip(*cases, strict=True))
+    draws = truncated(draws_of(temperatures, min_p), [min(k, v) for k in top_k], top_p)
+    for trial in range(1 if INTERPRETED else 8):
+        logits = random(len(cases), size + 3 * trial)[:, :size] * spread
+        if coarse:
+            logits = (logits * 4 / spread).round() * spread / 4
+        before = logits.clone()
+        tokens = table.draw(logits, replace(draws, positions=draws.positions + trial))
+        expected = draw_or_best(logits.cpu(), on_host(replace(draws, positions=draws.positions + trial)))
+        assert tokens.tolist() == expected.tolist()
+        assert torch.equal(logits, before)
+        alone = table.draw(logits[3:4], replace(draws.part(slice(3, 4)), positions=draws.positions[3:4] + trial))
+        assert alone.tolist() == tokens[3:4].tolist()
+
+
+@kernels
+def test_what_is_cut_off_is_never_drawn(table) -> None:
+    """The same row many times with other seeds: exactly the entries that are kept occur."""
+    rows = 24 if INTERPRETED else 600
+    logits = torch.full((rows, 300), -5.0, device=DEVICE)
+    logits[:, [270, 30, 31, 32, 33]] = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.5], device=DEVICE)
+    for k, p, kept in ((3, 1.0, {270, 30, 31}), (300, 0.5, {270, 30, 31}), (4, 0.5, {270, 30})):
+        draws = truncated(draws_of([1.0] * rows, [0.0] * rows), [k] * rows, [p] * rows)
+        assert set(table.draw(logits, draws).tolist()) == kept
+
+
 @kernels
 @pytest.mark.parametrize("size", [5, 4096, 9001])
 def test_draws_are_those_of_the_reference(table, size: int) -> None:
@@ -181,7 +232,7 @@ def test_draws_are_those_of_the_reference(table, size: int) -> None:
     for trial in range(1 if INTERPRETED else 20):
         logits = random(6, size + trial)[:, :size] * 3
         before = logits.clone()
-        expected = draw_or_best(logits.cpu(), DeviceDraws(*(x.cpu() for x in vars(draws).values())))
+        expected = draw_or_best(logits.cpu(), on_host(draws))
         assert table.draw(logits, draws).tolist() == expected.tolist()
         assert torch.equal(logits, before)
 

@@ -147,7 +147,7 @@ class ModelRunner:
         rows = inputs.sampling_rows
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
         logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
-        masks = _token_masks(plan, rows)
+        masks = token_masks(plan, rows)
         sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions, masks)
         result.token_ids[rows] = sampled.token_ids
         self._batch.record(plan, rows, sampled.token_ids)
@@ -165,7 +165,7 @@ def checked_logits(logits: torch.Tensor, rows: int, vocab_size: int) -> torch.Te
     return logits
 
 
-def _token_masks(plan: StepPlan, sampling_rows: IntArray) -> TokenMasks | None:
+def token_masks(plan: StepPlan, sampling_rows: IntArray) -> TokenMasks | None:
     """The plan's masks by row of the logits; None if there are none."""
     if plan.grammar_rows is None or plan.grammar_masks is None:
         return None

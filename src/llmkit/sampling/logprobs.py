@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,32 +19,46 @@ def position_logprobs(
 
     logits float32[n, v], -inf where a token is impossible; token_ids int64[n]. A number above v means all.
     """
+    return device_logprobs(logits, token_ids, num_logprobs).entries(token_ids.tolist())
+
+
+@dataclass(frozen=True)
+class DeviceLogprobs:
+    """Of n rows: log-probability float32[n] and rank int64[n] of their tokens; of each row in `rows` of a part its
+    `widths[row]` best, of which the part has indices int64[r, k] and values float32[r, k]."""
+
+    own: torch.Tensor
+    ranks: torch.Tensor
+    widths: list[int]
+    parts: tuple[tuple[list[int], torch.Tensor, torch.Tensor], ...]
+
+    def on_host(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> DeviceLogprobs:
+        """With every tensor replaced by `copied(tensor)`."""
+        parts = tuple((rows, copied(indices), copied(values)) for rows, indices, values in self.parts)
+        return DeviceLogprobs(copied(self.own), copied(self.ranks), self.widths, parts)
+
+    def entries(self, token_ids: Sequence[int]) -> list[PositionLogprobs]:
+        """One a row, with the row's token. Waits for the device, if the tensors are there."""
+        tops: list[tuple[list[int], list[float]]] = [([], []) for _ in self.widths]
+        for rows, indices, values in self.parts:
+            for row, ids, numbers in zip(rows, indices.tolist(), values.tolist(), strict=True):
+                tops[row] = (ids[: self.widths[row]], numbers[: self.widths[row]])
+        return [
+            PositionLogprobs(token_ids=[token, *ids], logprobs=[own, *values], ranks=[rank, *range(1, len(ids) + 1)])
+            for token, own, rank, (ids, values) in zip(
+                token_ids, self.own.tolist(), self.ranks.tolist(), tops, strict=True
+            )
+        ]
+
+
+def device_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: Sequence[int]) -> DeviceLogprobs:
+    """What the entries of `position_logprobs` are made of, on the logits' device; waits for nothing."""
     vocab_size = logits.shape[-1]
     widths = [vocab_size if k == WHOLE_VOCABULARY else min(k, vocab_size) for k in num_logprobs]
     normalizers = logits.logsumexp(dim=-1, keepdim=True)
-    own = (logits.gather(-1, token_ids.unsqueeze(-1)) - normalizers).squeeze(-1).tolist()
-    ranks = ranks_of(logits, token_ids).tolist()
-    entries: list[PositionLogprobs] = []
-    tops = _tops(logits, normalizers, widths)
-    for row, token_id in enumerate(token_ids.tolist()):
-        ids, values = tops[row]
-        entries.append(
-            PositionLogprobs(
-                token_ids=[token_id, *ids],
-                logprobs=[own[row], *values],
-                ranks=[ranks[row], *range(1, len(ids) + 1)],
-            )
-        )
-    return entries
-
-
-def _tops(logits: torch.Tensor, normalizers: torch.Tensor, widths: list[int]) -> list[tuple[list[int], list[float]]]:
-    """Ids and log-probabilities of each row's `widths[row]` best tokens.
-
-    Rows that want the whole vocabulary are done apart: the others need not pay for a sort.
-    """
-    tops: list[tuple[list[int], list[float]]] = [([], []) for _ in widths]
-    vocab_size = logits.shape[-1]
+    own = (logits.gather(-1, token_ids.unsqueeze(-1)) - normalizers).squeeze(-1)
+    parts = []
+    # Rows that want the whole vocabulary are done apart: the others need not pay for a sort.
     whole = [row for row, width in enumerate(widths) if width == vocab_size]
     some = [row for row, width in enumerate(widths) if 0 < width < vocab_size]
     for rows in (some, whole):
@@ -52,6 +67,5 @@ def _tops(logits: torch.Tensor, normalizers: torch.Tensor, widths: list[int]) ->
         subset = logits if len(rows) == len(widths) else logits[rows]
         indices = top_indices(subset, max(widths[row] for row in rows))
         values = subset.gather(-1, indices) - (normalizers if subset is logits else normalizers[rows])
-        for row, ids, numbers in zip(rows, indices.tolist(), values.tolist(), strict=True):
-            tops[row] = (ids[: widths[row]], numbers[: widths[row]])
-    return tops
+        parts.append((rows, indices, values))
+    return DeviceLogprobs(own, ranks_of(logits, token_ids), widths, tuple(parts))

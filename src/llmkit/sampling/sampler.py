@@ -84,6 +84,21 @@ class Sampler:
             sampled.logprobs.update(self._logprobs(logits, sampled, slots, needs))
         return sampled
 
+    def process(
+        self, logits: torch.Tensor, slots: SlotArray, positions: SlotArray, masks: TokenMasks | None = None
+    ) -> torch.Tensor:
+        """The part of `sample` before tokens are drawn, in place; whether each row's logits are usable at all, bool[n].
+        Waits for nothing."""
+        usable = logits.amax(dim=-1).isfinite()
+        needs = self._params.needs[slots]
+        if int(np.bitwise_or.reduce(needs)) & parameters.PROCESSED:
+            self._processors.apply(logits, slots, positions, needs, masks)
+        return usable
+
+    def record(self, slots: SlotArray, token_ids: torch.Tensor) -> None:
+        """Take note of the tokens int64[n] that were drawn after `process`, on their device."""
+        self._processors.record(slots, self._params.needs[slots], token_ids)
+
     def _choose(
         self, logits: torch.Tensor, outcome: torch.Tensor, rows: Draws, all_needs: int, masks: TokenMasks | None
     ) -> torch.Tensor:

@@ -13,6 +13,7 @@ from llmkit.sampling.sampler import FAILURES
 from llmkit.scheduling.plan import StepResult
 
 if TYPE_CHECKING:
+    from llmkit.sampling.logprobs import DeviceLogprobs
     from llmkit.scheduling.plan import IntArray
 
 LongArray = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -52,6 +53,24 @@ class HostMemory:
         self._free.append(memory)
 
 
+@dataclass(frozen=True)
+class PendingLogprobs:
+    """Log-probabilities of some of the sampled rows, on their way to the host like the tokens, and before them."""
+
+    rows: IntArray
+    of_rows: DeviceLogprobs
+
+    @classmethod
+    def sent(cls, rows: IntArray, logprobs: DeviceLogprobs) -> PendingLogprobs:
+        """rows [k]: which of the sampled rows they are of."""
+        return cls(rows, logprobs.on_host(_sent))
+
+
+def _sent(tensor: torch.Tensor) -> torch.Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
 @dataclass
 class PendingStep:
     """The handle of a step of `num_rows` rows, of which `rows` [n] sample. settled: told of the tokens once, [n]."""
@@ -60,6 +79,7 @@ class PendingStep:
     rows: IntArray
     tokens: HostTokens
     settled: Callable[[PendingStep, LongArray], None]
+    logprobs: PendingLogprobs | None = None
     _result: StepResult | None = field(default=None, init=False)
 
     def result(self) -> StepResult:
@@ -70,6 +90,16 @@ class PendingStep:
             result.token_ids[self.rows] = codes
             for i in np.flatnonzero(codes < 0).tolist():
                 result.failed[int(self.rows[i])] = FAILURES[int(codes[i])]
+            self._add_logprobs(result, codes)
             self._result = result
             self.settled(self, codes)
         return self._result
+
+    def _add_logprobs(self, result: StepResult, codes: LongArray) -> None:
+        if self.logprobs is None:
+            return
+        places = self.logprobs.rows
+        entries = self.logprobs.of_rows.entries(codes[places].tolist())
+        for place, entry in zip(places.tolist(), entries, strict=True):
+            if codes[place] >= 0:
+                result.logprobs[int(self.rows[place])] = entry

@@ -10,15 +10,17 @@ import numpy as np
 import torch
 
 from llmkit.execution.cuda.capture_sizes import capture_sizes
-from llmkit.execution.cuda.decode_graphs import Body, DecodeGraphs
-from llmkit.execution.cuda.pending import HostMemory, HostTokens, LongArray, PendingStep
+from llmkit.execution.cuda.decode_graphs import Body, DecodeGraphs, Ending
+from llmkit.execution.cuda.pending import HostMemory, HostTokens, LongArray, PendingLogprobs, PendingStep
 from llmkit.execution.cuda.slot_state import SlotState
 from llmkit.execution.cuda.static_inputs import StaticInputs, StaticStaging
-from llmkit.execution.model_runner import ModelRunner, checked_logits, forward_context
+from llmkit.execution.model_runner import ModelRunner, checked_logits, forward_context, token_masks
 from llmkit.execution.staging import StagingBuffer
 from llmkit.execution.step_handle import FinishedStep
 from llmkit.sampling import parameters
-from llmkit.sampling.device_draw import draw_or_best
+from llmkit.sampling.device_draw import NOT_FINITE, draw_or_best
+from llmkit.sampling.logprobs import device_logprobs
+from llmkit.sampling.sampler import NOTHING_ALLOWED
 from llmkit.scheduling.plan import StepResult
 
 if TYPE_CHECKING:
@@ -29,16 +31,19 @@ if TYPE_CHECKING:
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.scheduling.plan import IntArray, StepPlan
 
-DRAWN_ON_DEVICE = parameters.RANDOM | parameters.MIN_P
-"""What rows may need for their step to be launched without waiting."""
+DRAWN_IN_GRAPHS = parameters.RANDOM | parameters.MIN_P | parameters.TRUNCATED
+"""What rows may need for a graph to end in their tokens."""
+
+KNOWS_TOKENS = parameters.BANNED
+"""What needs the tokens so far on the host."""
 
 
 class CudaModelRunner(ModelRunner):
     """Launches steps ahead of their results where it can.
 
-    It can if what a step depends on besides sampled tokens is known beforehand: rows that take the best token or draw
-    with temperature and min_p. A step with other wishes (logprobs, penalties, grammars, top-k, embeddings, transfers)
-    first waits for those under way, then runs as in `ModelRunner`.
+    It can if what a step depends on besides sampled tokens is known beforehand, which it is unless hidden states are
+    wanted (scores of prompts, embeddings), blocks are transferred, or words are forbidden that depend on the tokens so
+    far. Such a step first waits for those under way; the first kinds then run as in `ModelRunner`.
     """
 
     def __init__(
@@ -58,7 +63,9 @@ class CudaModelRunner(ModelRunner):
         )
         self._kernels = kernels
         self._page_size = layout.page_size
-        self._state = SlotState(max_num_seqs, device)
+        self._device = device
+        self._most_rows = capture_sizes(max_num_seqs)[-1]
+        self._state = SlotState(max_num_seqs, self._vocab_size, device)
         self._staging = StagingBuffer(device)
         self._host_memory = HostMemory(max_num_seqs, pinned=device.type == "cuda")
         self._pending: deque[PendingStep] = deque()
@@ -70,6 +77,7 @@ class CudaModelRunner(ModelRunner):
                 self._batch, layout.page_size, sizes[-1], self._state.scratch, max_model_len + 1, device
             )
             self._graphs = DecodeGraphs(static, sizes, self._body, device)
+        self._logits = torch.empty(0, self._vocab_size, dtype=torch.float32, device=device)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -98,25 +106,35 @@ class CudaModelRunner(ModelRunner):
             self._state.set(slots, self._sampler.params)
 
     def _is_launched_ahead(self, plan: StepPlan) -> bool:
-        if not plan.num_rows or plan.grammar_rows is not None:
-            return False
-        if self._prompt_scorer.wants_any or self._pooler.wants_any:
-            return False
-        needs = np.bitwise_or.reduce(self._sampler.params.needs[plan.slots])
-        return not int(needs) & ~DRAWN_ON_DEVICE
+        return bool(plan.num_rows) and not (self._prompt_scorer.wants_any or self._pooler.wants_any)
 
     def _launch(self, plan: StepPlan) -> StepHandle:
-        tokens = None
+        needs = int(np.bitwise_or.reduce(self._sampler.params.needs[plan.slots]))
+        if needs & KNOWS_TOKENS:
+            self.settle()
+        ending = Ending.TRUNCATED if needs & parameters.TRUNCATED else Ending.DRAWN
+        if needs & ~DRAWN_IN_GRAPHS or plan.grammar_rows is not None:
+            ending = Ending.LOGITS
         if self._graphs is not None and int(plan.num_new.max()) == 1 and bool(plan.samples.all()):
             start = perf_counter()
-            tokens = self._graphs.run(plan, -(-(int(plan.num_computed.max()) + 1) // self._page_size))
+            pages = -(-(int(plan.num_computed.max()) + 1) // self._page_size)
+            launched = self._graphs.run(plan, pages, ending)
             self._forward_timing.add(perf_counter() - start)
-        if tokens is None:
-            tokens = self._launch_kernels(plan)
-        return self._await(plan, tokens)
+            if launched is not None:
+                inputs, output = launched
+                if ending is not Ending.LOGITS:
+                    return self._await(plan, output)
+                return self._process(
+                    plan, output, inputs.slots[: plan.num_rows], inputs.next_positions[: plan.num_rows]
+                )
+        logits, slots, positions = self._launch_kernels(plan)
+        if ending is Ending.LOGITS and len(slots):
+            return self._process(plan, logits, slots, positions)
+        return self._await(plan, self._drawn(logits, slots, positions, ending))
 
-    def _launch_kernels(self, plan: StepPlan) -> torch.Tensor:
-        """Any step, kernel by kernel; the sampled tokens int64[s]."""
+    def _launch_kernels(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Any step, kernel by kernel: the logits [s, v] of rows that sample, their slots, and the positions int64[s] of
+        their tokens."""
         inputs = self._batch.prepare(plan)
         start = perf_counter()
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
@@ -131,31 +149,72 @@ class CudaModelRunner(ModelRunner):
         host["slots"][:], host["positions"][:] = plan.slots[rows], inputs.sampled_positions
         sent = self._staging.send()
         if not len(rows):
-            return sent["slots"]
+            return self._logits[:0], sent["slots"], sent["positions"]
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
-        return self._sampled(chosen, sent["slots"], sent["positions"])
+        logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
+        return logits, sent["slots"], sent["positions"]
 
-    def _body(self, inputs: StaticInputs) -> Body:
+    def _body(self, inputs: StaticInputs, ending: Ending) -> Body:
         """What a graph of decode steps with these inputs is made of."""
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
         context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
+        rows = len(inputs.slots)
+        if ending is Ending.LOGITS and not len(self._logits):  # one for all graphs: no two of them run at once
+            self._logits = torch.empty(self._most_rows, self._vocab_size, dtype=torch.float32, device=self._device)
 
         def run() -> torch.Tensor:
             hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
-            return self._sampled(hidden, inputs.slots, inputs.next_positions)
+            logits = checked_logits(self._model.logits(hidden), rows, self._vocab_size)
+            if ending is Ending.LOGITS:
+                return self._logits[:rows].copy_(logits)
+            return self._drawn(logits, inputs.slots, inputs.next_positions, ending)
 
         return run
 
-    def _sampled(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        logits = checked_logits(self._model.logits(hidden), len(slots), self._vocab_size)
-        draws = self._state.draws(slots, positions)
-        tokens = self._kernels.draw(logits, draws)
-        if tokens is None:
-            tokens = draw_or_best(logits, draws)
+    def _drawn(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, ending: Ending
+    ) -> torch.Tensor:
+        """Tokens int64[n] of logits float32[n, v]."""
+        if not len(slots):
+            return slots
+        tokens = self._tokens_of(logits, slots, positions, truncated=ending is Ending.TRUNCATED)
         self._state.record(slots, tokens)
         return tokens
 
-    def _await(self, plan: StepPlan, tokens: torch.Tensor) -> PendingStep:
+    def _tokens_of(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, truncated: bool
+    ) -> torch.Tensor:
+        draws = self._state.draws(slots, positions, truncated=truncated)
+        tokens = self._kernels.draw(logits, draws)
+        return draw_or_best(logits, draws) if tokens is None else tokens
+
+    def _process(
+        self, plan: StepPlan, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> PendingStep:
+        """What follows after the logits where some rows have them changed or reported."""
+        rows = np.flatnonzero(plan.samples).astype(np.int32)
+        host_slots = plan.slots[rows]
+        needs = self._sampler.params.needs[host_slots]
+        every = int(np.bitwise_or.reduce(needs))
+        usable = self._sampler.process(
+            logits, host_slots, (plan.num_computed + plan.num_new)[rows], token_masks(plan, rows)
+        )
+        tokens = self._tokens_of(logits, slots, positions, truncated=bool(every & parameters.TRUNCATED))
+        tokens = torch.where(usable, torch.where(tokens < 0, NOTHING_ALLOWED, tokens), NOT_FINITE)
+        real = tokens.clamp(min=0)
+        self._sampler.record(host_slots, real)
+        self._state.record(slots, tokens)
+        logprobs = None
+        wanted = np.flatnonzero(needs & parameters.LOGPROBS)
+        if len(wanted):
+            some = torch.from_numpy(wanted).to(logits.device)
+            of_rows = device_logprobs(
+                logits[some], real[some], self._sampler.params.num_logprobs[host_slots[wanted]].tolist()
+            )
+            logprobs = PendingLogprobs.sent(wanted.astype(np.int32), of_rows)
+        return self._await(plan, tokens, logprobs)
+
+    def _await(self, plan: StepPlan, tokens: torch.Tensor, logprobs: PendingLogprobs | None = None) -> PendingStep:
         """Send the tokens to the host, where placeholders stand for them until they are there."""
         rows = np.flatnonzero(plan.samples).astype(np.int32)
         slots, positions = plan.slots[rows], (plan.num_computed + plan.num_new)[rows]
@@ -168,7 +227,7 @@ class CudaModelRunner(ModelRunner):
             self._host_memory.give_back(memory)
             self._fill_in(slots, positions, occupants, codes)
 
-        step = PendingStep(plan.num_rows, rows, HostTokens(memory, tokens), settled)
+        step = PendingStep(plan.num_rows, rows, HostTokens(memory, tokens), settled, logprobs)
         self._pending.append(step)
         return step
 
