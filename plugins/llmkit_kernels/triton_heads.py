@@ -62,6 +62,19 @@ def _turned(
         tl.store(target + behind[None, :], rest.to(kind).to(out_kind), mask=in_rest & stored[:, None])
 
 
+@triton.jit
+def _copied(
+    heads_ptr, out_ptr, out_head_stride, head, stored, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Heads [h] of one token as they are, those of `stored` [h]."""
+    column = tl.arange(0, BLOCK_D)
+    inside = stored[:, None] & (column < HEAD_SIZE)[None, :]
+    value = tl.load(heads_ptr + head[:, None] * HEAD_SIZE + column[None, :], mask=inside)
+    tl.store(
+        out_ptr + head[:, None] * out_head_stride + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside
+    )
+
+
 @triton.jit(do_not_specialize=["num_slots"])
 def heads_kernel(
     positions_ptr, query_ptr, key_ptr, value_ptr, table_ptr, query_norm_ptr, key_norm_ptr, cache_ptr, slots_ptr,
@@ -99,12 +112,8 @@ def heads_kernel(
             )  # fmt: skip
     else:
         head = (block - query_blocks - kv_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
-        column = tl.arange(0, BLOCK_D)
-        inside = (head < kv_heads)[:, None] & (column < HEAD_SIZE)[None, :]
-        row = value_ptr + token * value_stride
-        value = tl.load(row + head[:, None] * HEAD_SIZE + column[None, :], mask=inside)
-        target = cell + part_stride + head[:, None] * head_stride + column[None, :]
-        tl.store(target, value.to(cache_ptr.dtype.element_ty), mask=inside)
+        source = value_ptr + token * value_stride
+        _copied(source, cell + part_stride, head_stride, head, head < kv_heads, HEAD_SIZE, BLOCK_D)
 
 
 def rotary_and_write(
