@@ -4,7 +4,8 @@
 
 Time per output token is the difference between answers of 129 tokens and of 1, over 128. The limit of batch 1 to 64 is
 reading every weight, and every key and value of the batch's mean context, once a step, at the rate at which this
-machine copies memory. Every workload runs once before it is timed, which captures its graphs. temperature 0.6.
+machine copies memory. Every workload runs once before it is timed, which captures its graphs. temperature 0.6, and what
+`--sampling` names beside it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ from llmkit_cli.bench.shapes import SHAPES, write_shape
 from llmkit_cli.bench.workloads import WorkItem, workload
 
 BATCHES = (1, 8, 64, 256)
-TEMPERATURE = 0.6
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "truncated": {"top_k": 20, "top_p": 0.95},
+    "nucleus": {"top_p": 0.9},
+    "penalised": {"repetition_penalty": 1.1, "presence_penalty": 0.5},
+    "reported": {"logprobs": 5},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--sampling", nargs="+", choices=list(SAMPLING), default=["plain"])
     parser.add_argument("--skip-nano", action="store_true")
     parser.add_argument("--profile", type=int, help="print where a decode step of so many rows spends its time")
     parser.add_argument("--json", type=Path)
@@ -74,8 +83,10 @@ def measured(shape: str, rate: float, arguments: argparse.Namespace) -> dict[str
             seconds(llm, workload("batch-1", SHAPES[shape]["vocab_size"]), 1)
             result["first_token_s"] = time.perf_counter() - start
             print(f"{shape}: first token after {result['first_token_s']:.1f} s", flush=True)
-            for batch in BATCHES:
-                result["batches"][batch] = per_token(llm, shape, batch, rate, arguments.runs)
+            for kind in arguments.sampling:
+                for batch in arguments.batches:
+                    name = str(batch) if kind == "plain" else f"{batch} {kind}"
+                    result["batches"][name] = per_token(llm, shape, batch, kind, rate, arguments.runs)
             if arguments.profile:
                 profile(llm, shape, arguments.profile)
             if not arguments.skip_nano:
@@ -84,14 +95,17 @@ def measured(shape: str, rate: float, arguments: argparse.Namespace) -> dict[str
     return result
 
 
-def per_token(llm: LLM, shape: str, batch: int, rate: float, runs: int) -> dict[str, float]:
+def per_token(llm: LLM, shape: str, batch: int, kind: str, rate: float, runs: int) -> dict[str, float]:
     items = workload(f"batch-{batch}", SHAPES[shape]["vocab_size"])
-    seconds(llm, items, 129)
-    times = [(seconds(llm, items, 129) - seconds(llm, items, 1)) / 128 * 1e3 for _ in range(runs)]
+    seconds(llm, items, 129, kind)
+    times = [(seconds(llm, items, 129, kind) - seconds(llm, items, 1, kind)) / 128 * 1e3 for _ in range(runs)]
     limit = step_bytes(SHAPES[shape], batch, 128 + 64) / rate * 1e3
     median = statistics.median(times)
     spread = f"[{min(times):.2f}-{max(times):.2f}]"
-    print(f"  batch {batch:3}: {median:6.2f} ms a token {spread}, limit {limit:.2f}, {limit / median:.0%}", flush=True)
+    print(
+        f"  batch {batch:3} {kind}: {median:6.2f} ms a token {spread}, limit {limit:.2f}, {limit / median:.0%}",
+        flush=True,
+    )
     return {"ms": median, "least": min(times), "most": max(times), "limit_ms": limit}
 
 
@@ -103,9 +117,10 @@ def nano(llm: LLM, shape: str) -> dict[str, float]:
     return {"first_tok_s": tokens / first, "tok_s": tokens / second}
 
 
-def seconds(llm: LLM, items: list[WorkItem], max_tokens: int | None = None) -> float:
+def seconds(llm: LLM, items: list[WorkItem], max_tokens: int | None = None, kind: str = "plain") -> float:
+    more = SAMPLING[kind]
     params = [
-        SamplingParams(temperature=TEMPERATURE, max_tokens=max_tokens or item.max_tokens, ignore_eos=True)
+        SamplingParams(temperature=0.6, max_tokens=max_tokens or item.max_tokens, ignore_eos=True, **more)
         for item in items
     ]
     start = time.perf_counter()

@@ -165,7 +165,12 @@ def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
         SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=20 + 7 * i, ignore_eos=True, top_k=-1)
         for i in range(11)
     ]
-    params[5] = SamplingParams(temperature=0.9, seed=5, max_tokens=30, ignore_eos=True, logprobs=2, top_k=20)
+    for i, more in {
+        1: {"top_p": 0.8}, 3: {"top_k": 50, "top_p": 0.95}, 5: {"top_k": 20, "logprobs": 2},
+        7: {"min_p": 0.02, "top_k": 300}, 8: {"frequency_penalty": 0.7, "repetition_penalty": 1.2},
+        10: {"logit_bias": {7: 3.0}, "logprobs": 0},
+    }.items():  # fmt: skip
+        params[i] = SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=20 + 7 * i, ignore_eos=True, **more)
     answers = {}
     for name, settings in {
         "fast": {},
@@ -179,6 +184,9 @@ def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
         with llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
         answers[name] = [output.outputs[0].token_ids for output in outputs]
+        assert [len(output.outputs[0].logprobs or ()) for output in outputs] == [
+            0 if p.logprobs is None else p.max_tokens for p in params
+        ]
         assert len(set(map(tuple, answers[name]))) == len(prompts)
     assert answers["fast"] == answers["reference"]
     assert answers["graphs"] == answers["reference"]
