@@ -51,9 +51,15 @@ def tokens(llm, params=GREEDY):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def plain():
+    """An engine without a connector."""
     with engine() as llm:
-        return tokens(llm)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(plain):
+    return tokens(plain)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -124,12 +130,11 @@ def test_params_go_to_the_connector_and_come_back():
         ({"a": 1}, "no connector"),
     ],
 )
-def test_params_that_make_no_sense_are_refused(alone, params, words):
-    with engine() as llm:
-        with pytest.raises(InvalidRequestError, match=words) as raised:
-            llm.generate(PROMPTS[1], GREEDY, options=RequestOptions(kv_transfer_params=params), use_tqdm=False)
-        assert raised.value.param == "kv_transfer_params"
-        assert tokens(llm) == alone
+def test_params_that_make_no_sense_are_refused(plain, alone, params, words):
+    with pytest.raises(InvalidRequestError, match=words) as raised:
+        plain.generate(PROMPTS[1], GREEDY, options=RequestOptions(kv_transfer_params=params), use_tqdm=False)
+    assert raised.value.param == "kv_transfer_params"
+    assert tokens(plain) == alone
 
 
 class Broken(MemoryConnector):

@@ -105,7 +105,8 @@ def fetch() -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    command = [*pip_command(), "download", "--no-deps", "--no-binary", ":all:", "--no-input", "--quiet"]
+    name = REQUIREMENT.partition("==")[0]  # only this as source: what its metadata is made with comes in wheels
+    command = [*pip_command(), "download", "--no-deps", "--no-binary", name, "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--retries", "2", "--dest", str(scratch), REQUIREMENT]
     done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     archives = list(scratch.glob("*.tar.gz"))
