@@ -10,8 +10,9 @@ JSON. Two loads, both more than the engine can serve:
 - "backlogged": both ask for more than their halves. What they get should differ by no more than the bound.
 
 Service is counted as in Sheng et al., Fairness in Serving Large Language Models (OSDI 2024): prompt tokens when a
-request enters, plus 2 per output token. With U = max(longest prompt, 2 x tokens of a full batch), two backlogged users
-differ by at most 2 U, and a request of a user who has none waiting enters within 2 (users - 1) U / capacity.
+request enters, plus 2 per output token. With U = 2 x tokens of a full batch, two backlogged users differ by at most
+2 U, and a request of a user who has none waiting or running enters before the other, who always waits, has got more
+than 2 U, so within 2 U / capacity (`FairPolicy.service_bound` says why).
 
 With --model, also on a real model and the real clock: 40 requests of one user, then 2 of another.
 """
@@ -42,7 +43,7 @@ STEP_S, ROW_S, PROMPT_TOKEN_S = 4.8e-3, 2e-5, 1 / 41_000
 MAX_NUM_SEQS, BUDGET, BLOCK = 16, 2048, 16
 PROMPT, ANSWER = (64, 512), (64, 256)
 OUTPUT_WEIGHT = 2
-UNIT = max(PROMPT[1], OUTPUT_WEIGHT * MAX_NUM_SEQS * (PROMPT[1] + ANSWER[1]))
+UNIT = OUTPUT_WEIGHT * MAX_NUM_SEQS * (PROMPT[1] + ANSWER[1])
 """U of the bounds."""
 
 

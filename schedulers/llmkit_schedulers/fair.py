@@ -93,17 +93,24 @@ class FairPolicy(SchedulerPolicy):
         return max(running, key=served)
 
     def service_bound(self, longest_prompt: int, batch_tokens: int) -> ServiceBound:
-        """With w_p and w_q the weights of input and output, L the longest prompt and M the tokens of a full batch, the
-        counters of those who wait are at most U = max(w_p L, w_q M) apart (lemma 4.3 of the paper). So two users who
-        both wait get within 2 U of each other (theorem 4.4), and one who comes back waits for at most 2 U for each of
-        the others (theorem 4.11 has it as 2 (n - 1) U over the least capacity, in seconds). The paper takes w_p <= w_q
-        for granted: for others U is w_p L + w_q (M - L), what a user can be charged from one entry to the next.
+        """With w_p and w_q the weights of input and output, L the longest prompt and M the tokens of a full batch:
+
+        1. Only pop() of the least counter among those that wait lets a request enter. From then to its next entry a
+           user is charged for that prompt, p <= L, and for what the user's running requests still produce, M - p at
+           most: no more than U = w_q M, or w_p L + w_q (M - L) if a token of a prompt is the dearer one.
+        2. The least counter among those that wait never falls: counters grow, whoever begins to wait is lifted to it,
+           and with nobody waiting to the counter of who waited last. So by 1. nobody is more than U above it.
+        3. Two users who wait are at most U apart, and are not lifted while they do: from any moment to any other what
+           they get differs by 2 U at most.
+        4. Who arrives with counter c has at most U more than the least, and enters before anyone whose counter is
+           above c does: another who waits has c + U at most by then, and gets 2 U at most. What runs for users
+           that do not wait comes on top, at most w_q M for all of them together.
+
+        The paper proves the like, with U = max(w_p L, w_q M) and w_p <= w_q. Weights of users divide their charges.
         """
         prompt, output = self._options.input_token_weight, self._options.output_token_weight
-        if prompt <= output:
-            unit = max(prompt * longest_prompt, output * batch_tokens)
-        else:
-            unit = prompt * longest_prompt + output * max(0, batch_tokens - longest_prompt)
+        dearer = max(0.0, prompt - output)
+        unit = output * max(batch_tokens, longest_prompt) + dearer * longest_prompt
         weights = self._options.weights
         apart = 2 * unit / min([1.0, *weights.values()])
         return ServiceBound(prompt, output, apart, apart, weights)

@@ -174,6 +174,9 @@ class EnforcerWriter:
     def _object(self, form: Object) -> Schema:
         properties = {name: of for name, of in form.properties if of != NOTHING or name in form.required}
         closed = form.rest == NOTHING or form.open_by_silence
+        if closed:
+            for name in form.required:
+                properties.setdefault(name, form.form_of_others())
         if form.low > len(form.required):
             refuse("#", f"minProperties {form.low} is not supported")
         if form.high is not None and not (closed and form.high >= len(properties)):
@@ -181,8 +184,6 @@ class EnforcerWriter:
         if form.properties and not closed:
             refuse("#", "additionalProperties beside properties is not supported")
         if closed:
-            for name in form.required:
-                properties.setdefault(name, form.form_of_others())
             of_names = {self._text(name): self.write(of) for name, of in properties.items()}
             return {"type": "object", "properties": of_names, "required": list(form.required)}
         required = [self._text(name) for name in form.required]

@@ -185,7 +185,7 @@ class TestAccounts:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [12, 64])
 def test_two_backlogged_users_get_the_same_within_the_bound(num_blocks, depth):
-    """Theorem 4.4 of the paper, at every moment while both have requests waiting."""
+    """Point 3 of `FairPolicy.service_bound` in a whole engine, at every moment while both have requests waiting."""
     draw = random.Random(num_blocks + depth)
     policy = build()
     run = SchedulingHarness(
@@ -196,7 +196,7 @@ def test_two_backlogged_users_get_the_same_within_the_bound(num_blocks, depth):
         user = "ab"[i >= 40]
         prompt = [draw.randrange(50) for _ in range(draw.randint(1, longest_prompt))]
         run.add(f"{user}{i}", prompt, draw.randint(1, longest_answer), user=user)
-    bound = 2 * max(longest_prompt, 2 * 4 * num_blocks)
+    bound = policy.service_bound(longest_prompt, 4 * (longest_prompt + longest_answer)).most_apart
     a, b = policy._accounts.find("a"), policy._accounts.find("b")
     steps = 0
     while len(a.waiting) and len(b.waiting):

@@ -93,7 +93,7 @@ class ServiceBound:
     `output_token` for each token of an answer when it is there, divided by the user's weight (1 unless `weights` says
     so). most_apart: while two users both have requests waiting, what they get in that time differs by no more.
     most_ahead: between the arrival of a request whose user had none waiting or running and its entering, each other
-    user gets no more than this on average.
+    user that has requests waiting all the time gets no more than this on average.
     """
 
     prompt_token: float

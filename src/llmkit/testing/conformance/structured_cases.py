@@ -46,6 +46,8 @@ SCHEMAS: tuple[SchemaCase, ...] = (
     case({"type": "object", "minProperties": 2}, [{"x": 1, "y": 2}], [{}, {"x": 1}]),
     case({"type": "object", "maxProperties": 1, "additionalProperties": {"type": "null"}}, [{}, {"x": None}],
          [{"x": None, "y": None}]),
+    case({"type": "object", "properties": {"x": {"type": "null"}, "a": {"type": "null"}}, "required": ["a", "b"],
+          "maxProperties": 2}, [{"a": None, "b": 1}], [{"x": None, "a": None, "b": 1}, {"a": None}]),
     case({"type": "object", "properties": {'q"\\': {"type": "null"}, "é\n": {"type": "null"}},
           "required": ['q"\\', "é\n"], "additionalProperties": False}, [{'q"\\': None, "é\n": None}], [{}]),
     case({"enum": ["a", 'b"', "ü", 1, None, True, [1, "x"], {"k": []}]}, ["a", 'b"', "ü", 1, None, True, [1, "x"]],
