@@ -49,6 +49,10 @@ class InlineExecutor(Executor):
         except Exception as error:
             return FailedStep(error)
 
+    def settle(self) -> None:
+        if self._worker is not None:
+            self._worker.settle()
+
     def sleep(self, level: int) -> None:
         self._running().sleep(level)
 

@@ -9,6 +9,7 @@ import pytest
 from llmkit.engine.core import EngineCore
 from llmkit.errors import EngineClosedError
 from llmkit.scheduling.plan import StepResult
+from llmkit.testing.fake_executor import VOCABULARY
 from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.fcfs import FcfsPolicy
 
@@ -75,6 +76,46 @@ class TestFailures:
         assert not run.core.has_work()
         run.scheduler.check_integrity()
 
+    def test_a_token_beyond_the_vocabulary_ends_its_request_alone(self, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy())
+        for name in "abc":
+            run.add(name, [1], 3)
+        run.core.step()
+        execute = run.executor._execute
+
+        def with_odd_token(plan):
+            result = execute(plan)
+            result.token_ids[1] = VOCABULARY
+            return result
+
+        monkeypatch.setattr(run.executor, "_execute", with_odd_token)
+        outputs = run.core.step()
+        assert [output.finish_reason for output in outputs] == [None, "error", None]
+        assert f"token {VOCABULARY} " in outputs[1].error
+        assert not outputs[1].new_token_ids
+        monkeypatch.undo()
+        assert {output.request_id for output in run.core.step()} == {"a", "c"}
+        run.scheduler.check_integrity()
+
+    def test_a_first_token_beyond_the_vocabulary_is_no_token(self, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy())
+        run.add("a", [1], 3)
+        handle = run.executor.submit
+
+        class Odd:
+            def __init__(self, plan):
+                self.handle = handle(plan)
+
+            def result(self):
+                result = self.handle.result()
+                result.token_ids[:] = 2**31 - 1
+                return result
+
+        monkeypatch.setattr(run.executor, "submit", Odd)
+        (output,) = run.core.step()
+        assert output.finish_reason == "error"
+        assert not run.core.has_work()
+
     def test_a_result_of_another_type_is_a_failed_step(self, monkeypatch):
         class Handle:
             def result(self):
@@ -110,8 +151,7 @@ def interrupted(function, at):
         nonlocal lines
         code = frame.f_code
         ours = any(part in code.co_filename for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
-        # A step that was submitted, but not noted yet: the fake would run it with the next one.
-        if not ours or lines >= at or code.co_name == "_fill_pipeline":
+        if not ours or lines >= at:
             return None
         if event == "line":
             lines += 1
@@ -158,20 +198,43 @@ class TestInterruptsAnywhere:
             was_interrupted, _ = interrupted(lambda run=run: self.advance(run), line)
             if not was_interrupted:
                 break  # fewer lines than the first time, when things were still to be set up
-            for _ in range(20):
-                run.core.step()
-            stats = run.core.stats()
-            assert not run.core.has_work(), line
-            assert (stats.num_unfinished, stats.num_free_blocks) == (0, stats.num_blocks), line
-            assert stats.num_free_host_blocks == stats.num_host_blocks, line
-            run.scheduler.check_integrity()
-            run.executor.violations.clear()
-            run.requests.clear(), run.answers.clear(), run.finished.clear()
-            for number, n in enumerate((1, 3)):
-                run.add(f"new{number}", [number % 2] * (5 + number), 6, n=n)
-            run.run()
-            run.check_answers()
-            assert run.core.stats().num_policy_faults <= 1, line  # a request that the policy has and nobody else
+            self.check_that_it_goes_on(run, line)
+
+    def check_that_it_goes_on(self, run, line):
+        for _ in range(20):
+            run.core.step()
+        stats = run.core.stats()
+        assert not run.core.has_work(), line
+        assert (stats.num_unfinished, stats.num_free_blocks) == (0, stats.num_blocks), line
+        assert stats.num_free_host_blocks == stats.num_host_blocks, line
+        run.scheduler.check_integrity()
+        run.executor.violations.clear()
+        run.requests.clear(), run.answers.clear(), run.finished.clear()
+        for number, n in enumerate((1, 3)):
+            run.add(f"new{number}", [number % 2] * (5 + number), 6, n=n)
+        run.run()
+        run.check_answers()
+        assert run.core.stats().num_policy_faults <= 1, line  # a request that the policy has and nobody else
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_an_impatient_user_interrupts_what_puts_things_in_order(self, depth, monkeypatch):
+        def twice(message):  # noqa: ARG001
+            raise _Interrupt
+
+        for line in range(1, 10**6, 11):
+            run = self.engine(depth)
+            run.core.step()
+            with monkeypatch.context() as patch:
+                patch.setattr(run.scheduler, "start_over", twice)
+                patch.setattr(run.executor, "submit", twice)
+                with pytest.raises(_Interrupt):
+                    run.core.step()
+            assert run.core.has_work()
+            was_interrupted, _ = interrupted(run.core.step, line)
+            if not was_interrupted:
+                break
+            self.check_that_it_goes_on(run, line)
+        assert line > 100
 
     def test_an_id_can_be_used_again_at_once(self):
         """The end that nobody was told of must not reach the new request of the same name."""

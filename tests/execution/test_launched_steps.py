@@ -192,3 +192,24 @@ def test_all_tensors_of_a_step_are_read_before_the_next_is_written(driver):
         tokens = d.sequences[slot].tokens
         logits = d.model.dense(tokens)
         assert torch.equal(logits[len(PROMPT) - 1 : -1].argmax(-1), torch.tensor(tokens[len(PROMPT) :]))
+
+
+def test_steps_whose_handles_are_lost_can_be_waited_for(driver):
+    """After an interrupt, wherever it has struck: while tokens were awaited, or before a handle was noted down."""
+    d = driver(launched=True)
+    d.add(0, PROMPT, logprobs=None)
+    first = d.submit({0: len(PROMPT)})
+    d.submit({0: 1})
+    settled, first.handle.settled = first.handle.settled, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        first.handle.result()
+    first.handle.settled = settled
+    d.runner.settle()
+    assert not d.runner._pending
+    d.remove(0)
+    d.add(1, PROMPT[:4])
+    d.check(1, d.step({1: 4}).logprobs[0])
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

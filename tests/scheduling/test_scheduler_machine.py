@@ -233,13 +233,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert [entry.token_ids[0] for entry in answer.logprobs] == answer.token_ids
 
 
-def machine(name, policy, connector=lambda _: None):
-    """The machine's test case for one policy, and maybe a connector."""
+def machine(name, policy, connector=lambda _: None, examples=40):
+    """The machine's test case for one policy, and maybe a connector. examples: of a quick run."""
     makers = {"make_policy": staticmethod(policy), "make_connector": staticmethod(connector)}
     kind = type(name, (SchedulerMachine,), makers)
     case = kind.TestCase
     case.settings = settings(
-        max_examples=1500 if DEEP else 40,
+        max_examples=1500 if DEEP else examples,
         stateful_step_count=60 if DEEP else 30,
         deadline=None,
         derandomize=not DEEP,
@@ -253,7 +253,9 @@ TestSwapping = machine("Swapping", lambda _: swapping(FcfsPolicy()))
 TestPriority = machine("Priority", lambda seed: PriorityPolicy(PriorityOptions(aging_s=None if seed % 2 else 2.0)))
 TestSeparate = machine("Separate", lambda seed: swapping(SeparateFcfs(), seed % 2))
 TestSmallChunks = machine("SmallChunks", lambda seed: swapping(SmallChunks(), seed % 2))
-TestOthers = machine("Others", lambda seed: (FairPolicy, ClassicPolicy, SrtfPolicy)[seed % 3]())
+TestFair = machine("Fair", lambda _: FairPolicy(), examples=15)
+TestClassic = machine("Classic", lambda _: ClassicPolicy(), examples=15)
+TestSrtf = machine("Srtf", lambda _: SrtfPolicy(), examples=15)
 TestHostile = machine("Hostile", lambda seed: swapping(HostilePolicy(seed), seed % 2))
 TestConnector = machine("Connector", lambda _: FcfsPolicy(), lambda seed: FlakyConnector(MemoryStore(), seed))
 TestConnectorSmallChunks = machine(

@@ -39,7 +39,8 @@ RECENT_STEPS = 512
 
 @dataclass(slots=True)
 class _Submitted:
-    """A step on its way. handle: None if the executor refused it at once, with `error`."""
+    """A step on its way. handle: None if the executor refused it at once, with `error`, or if an interrupt struck before
+    it could be noted down."""
 
     plan: StepPlan
     handle: StepHandle | None
@@ -76,6 +77,7 @@ class EngineCore:
         self._num_steps = 0
         self._num_failed_steps = 0
         self._num_out_of_memory = 0
+        self._broken_off: str | None = None
         self._closed = False
         self.sleeper = Sleeper(scheduler, executor)
         self.recent_steps: deque[StepSummary] = deque(maxlen=RECENT_STEPS)
@@ -87,6 +89,7 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Take in a request. Raises InvalidRequestError if it can never be served or its id is in use."""
         self._check_open()
+        self._recover()
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -111,7 +114,7 @@ class EngineCore:
         """Whether `step` has anything to do or to tell. Requests of an engine that sleeps wait."""
         if self.sleeper.parts:
             return self.scheduler.has_news
-        return bool(self.scheduler.num_unfinished or self._in_flight)
+        return bool(self.scheduler.num_unfinished or self._in_flight or self._broken_off)
 
     def step(self) -> list[EngineOutput]:
         """Plan and submit until the pipeline is full, wait for the oldest step, apply its result.
@@ -121,12 +124,14 @@ class EngineCore:
         got: every unfinished request ends so, and is told with the next outputs.
         """
         self._check_open()
+        self._recover()
         if self.sleeper.parts:
             return self.scheduler.take_news()
         try:
             return self._advance()
         except BaseException as error:
-            self._start_over(f"The step was broken off: {described(error)}")
+            self._broken_off = f"The step was broken off: {described(error)}"
+            self._recover()
             raise
 
     def sleep(self, level: int) -> None:
@@ -267,13 +272,13 @@ class EngineCore:
             if self.on_plan is not None:
                 self.on_plan(plan)
             planned = time.perf_counter()
-            handle, error = None, None
+            submitted = _Submitted(plan, None, None, planned - start)
+            self._in_flight.append(submitted)  # before it is: an interrupt may strike in between
             try:
-                handle = self.executor.submit(plan)
+                submitted.handle = self.executor.submit(plan)
             except Exception as raised:
-                error = raised
+                submitted.error = raised
             self._submissions.add(time.perf_counter() - planned)
-            self._in_flight.append(_Submitted(plan, handle, error, planned - start))
 
     def _wait(self, submitted: _Submitted) -> StepResult | None:
         """The result of a step; None if it failed: its requests have been ended, or wait again if memory was short."""
@@ -312,23 +317,33 @@ class EngineCore:
             self._fail(plan, str(error))
             return []
 
-    def _start_over(self, message: str) -> None:
-        """After a step that was broken off: end all requests, and let nothing of it arrive later."""
-        self._num_failed_steps += 1
-        in_flight = list(self._in_flight)
-        self._in_flight.clear()
-        self.scheduler.start_over(message)
-        for submitted in in_flight:
-            if submitted.handle is None:
+    def _recover(self) -> None:
+        """After a step that was broken off: end all requests, and let nothing of it arrive later. If this is broken off
+        too, the next call begins with it again."""
+        if self._broken_off is None:
+            return
+        self.scheduler.start_over(self._broken_off)
+        while self._in_flight:
+            submitted = self._in_flight.popleft()
+            if submitted.error is not None:
                 self.scheduler.transfers.never_ran(submitted.plan)
-                continue
-            try:
-                # It reads what the next step writes, and what its transfers have finished is told only once.
-                self.scheduler.take_report(submitted.plan, submitted.handle.result())
-            except Exception as error:
-                logger.error("a step in flight behind an interrupted one failed: %s", error)
+            elif submitted.handle is not None:
+                self._take_last_report(submitted.plan, submitted.handle)
+        try:
+            self.executor.settle()
+        except Exception as error:
+            logger.error("steps under way cannot be waited for: %s", error)
         self.scheduler.transfers.broken_off()
+        self._num_failed_steps += 1
+        self._broken_off = None
         self._tell_finished()
+
+    def _take_last_report(self, plan: StepPlan, handle: StepHandle) -> None:
+        """The step reads what the next one writes, and what its transfers have finished is told only once."""
+        try:
+            self.scheduler.take_report(plan, handle.result())
+        except Exception as error:
+            logger.error("a step in flight behind an interrupted one failed: %s", error)
 
     def _fail(self, plan: StepPlan, message: str, *, ran: bool = True) -> None:
         self._num_failed_steps += 1

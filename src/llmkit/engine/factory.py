@@ -148,6 +148,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
             policy_breaker,
             half,
             grammars=grammars,
+            vocab_size=prepared.source.config.get("vocab_size"),
         )
         core = EngineCore(scheduler, executor, observers, calls("executor"), breakers)
         if grammars is not None and config.structured.preload_grammars:

@@ -73,6 +73,9 @@ class ModelRunner:
         """`execute`, with a handle that holds the result. Another runner's may still be waiting for it."""
         return FinishedStep(self.execute(plan))
 
+    def settle(self) -> None:
+        """Wait for the steps under way; here a step is done when `submit` returns."""
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. A row whose logits are unusable fails alone; everything else that goes wrong is raised."""

@@ -130,6 +130,11 @@ class Worker:
         with _device_memory_explained("a step's activations"):
             return self._runner.submit(plan)
 
+    def settle(self) -> None:
+        """Wait for all steps under way, whoever has their handles."""
+        if self._runner is not None:
+            self._runner.settle()
+
     def sleep(self, level: int) -> None:
         """Free the cache and, at level 2 or on a GPU, the weights. Not with a connector, which knows the cache."""
         self._runner = None

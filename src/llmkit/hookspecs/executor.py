@@ -51,6 +51,10 @@ class Executor(ABC):
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step."""
 
+    def settle(self) -> None:  # noqa: B027 - nothing to wait for where `submit` does it all
+        """Wait for all steps under way; what they sampled may be lost. Called when an interrupt from the keyboard has
+        struck while a step was submitted, so that its handle may be in nobody's hands."""
+
     def sleep(self, level: int) -> None:
         """Give back the KV cache and, at level 2 or where the workers' device is not the host, the weights. No step is
         under way, and the batch is empty afterwards. By default raises EngineError: not possible."""

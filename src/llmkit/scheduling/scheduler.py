@@ -48,7 +48,8 @@ class Scheduler:
 
     on_event: told of changes of the prefix cache. policy_calls: takes the counts and times of the policy's calls.
     policy_breaker: counts the policy's faults; one of its own by default. connector: the deciding half of a connector.
-    clock: seconds, for its timeouts. grammars: compiles; without, a request with a grammar fails.
+    clock: seconds, for its timeouts. grammars: compiles; without, a request with a grammar fails. vocab_size: of the
+    model; a request for which a step returns a token beyond it ends with an error. None: not checked.
 
     Raises ConfigError if `config` leaves a limit open, PluginError for a policy that the core cannot serve.
     """
@@ -65,7 +66,9 @@ class Scheduler:
         connector: GuardedConnector | None = None,
         clock: Callable[[], float] = monotonic,
         grammars: GrammarService | None = None,
+        vocab_size: int | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         self.max_concurrent_steps = max_concurrent_steps
         self.transfers = Transfers(
             connector, config.connector, max_loading=config.scheduler.max_num_seqs or 1, clock=clock
@@ -100,7 +103,7 @@ class Scheduler:
         self._planner = Planner(
             self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers, self.token_budget
         )
-        self._results = StepResults(self.memory, self._lifecycle, self.queue)
+        self._results = StepResults(self.memory, self._lifecycle, self.queue, self._vocab_size)
 
     @property
     def num_unfinished(self) -> int:

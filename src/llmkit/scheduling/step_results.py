@@ -18,13 +18,20 @@ from llmkit.scheduling.sequence_memory import SequenceMemory
 from llmkit.scheduling.served import ServedTokens
 
 
+MAX_VOCAB_SIZE = 2**31
+
+
 class StepResults:
     """Turns what a step has sampled into outputs. Rows whose request has ended meanwhile are dropped; a token of
     one that was preempted meanwhile is kept.
     """
 
-    def __init__(self, memory: SequenceMemory, lifecycle: Lifecycle, queue: GuardedQueue) -> None:
+    def __init__(
+        self, memory: SequenceMemory, lifecycle: Lifecycle, queue: GuardedQueue, vocab_size: int | None = None
+    ) -> None:
+        """vocab_size: tokens beyond it end their request; None: any token is taken."""
         self._memory = memory
+        self._vocab_size = MAX_VOCAB_SIZE if vocab_size is None else vocab_size
         self._queue = queue
         self._lifecycle = lifecycle
 
@@ -41,6 +48,8 @@ class StepResults:
         running, finished = RequestStatus.RUNNING, RequestStatus.FINISHED
         logprobs = result.logprobs
         special = result.failed.keys() | result.prompt_logprobs.keys()
+        if token_ids.max(initial=-1) >= self._vocab_size:
+            special |= set(np.flatnonzero(token_ids >= self._vocab_size).tolist())
         ends: list[int] = (plan.num_computed + plan.num_new).tolist()
         # The plain case, one more token for a request that has some, is kept free of calls.
         for row, (request, token, end) in enumerate(zip(plan.requests, tokens, ends, strict=True)):
@@ -113,9 +122,9 @@ class StepResults:
             num_preemptions=request.num_preemptions,
         )
         samples = bool(plan.samples[row])
-        if row in result.failed or (samples and token < 0):
+        if row in result.failed or (samples and not 0 <= token < self._vocab_size):
             output.finish_reason = "error"
-            output.error = result.failed.get(row, "The step returned no token for this request.")
+            output.error = result.failed.get(row) or self._unusable(token)
             output.kv_transfer_params = self._lifecycle.end(request, "error", output.error)
             return output
         if request.status is RequestStatus.RUNNING and end >= request.commit_at:
@@ -130,6 +139,11 @@ class StepResults:
         elif not request.sampling and end >= request.num_prompt_tokens:
             self._end_scoring(request, output)
         return output if samples or output.prompt_logprobs or output.finish_reason else None
+
+    def _unusable(self, token: int) -> str:
+        if token < 0:
+            return "The step returned no token for this request."
+        return f"The step returned token {token} for this request; the model's ids are 0 to {self._vocab_size - 1}."
 
     def _take_token(self, request: Request, token: int, end: int, output: EngineOutput) -> None:
         if not request.has_sampled:

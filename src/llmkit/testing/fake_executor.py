@@ -171,6 +171,10 @@ class FakeExecutor(Executor):
         self._queue.append(handle)
         return handle
 
+    def settle(self) -> None:
+        if self._queue:
+            self.run_until(self._queue[-1])
+
     def sleep(self, level: int) -> None:
         """Forget the cache and all slots; `asleep` is the level until both parts are awake."""
         self.asleep = level

@@ -30,7 +30,7 @@ from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.guarded_connector import GuardedConnector
 from llmkit.scheduling.plan import StepPlan
 from llmkit.scheduling.scheduler import Scheduler
-from llmkit.testing.fake_executor import FakeExecutor, fake_answer
+from llmkit.testing.fake_executor import VOCABULARY, FakeExecutor, fake_answer
 
 if TYPE_CHECKING:
     from llmkit.grammars.service import GrammarService
@@ -121,6 +121,7 @@ class SchedulingHarness:
             connector=self.connector,
             clock=clock,
             grammars=grammars,
+            vocab_size=VOCABULARY,
         )
         self.core = EngineCore(self.scheduler, self.executor, observers=(self,), breakers=breakers)
         self.requests: dict[str, EngineRequest] = {}

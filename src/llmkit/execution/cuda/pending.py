@@ -71,9 +71,10 @@ def _sent(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingStep:
-    """The handle of a step of `num_rows` rows, of which `rows` [n] sample. settled: told of the tokens once, [n]."""
+    """The handle of a step of `num_rows` rows, of which `rows` [n] sample. settled: told of the tokens [n], once unless
+    an interrupt struck meanwhile."""
 
     num_rows: int
     rows: IntArray
@@ -91,8 +92,8 @@ class PendingStep:
             for i in np.flatnonzero(codes < 0).tolist():
                 result.failed[int(self.rows[i])] = FAILURES[int(codes[i])]
             self._add_logprobs(result, codes)
-            self._result = result
             self.settled(self, codes)
+            self._result = result
         return self._result
 
     def _add_logprobs(self, result: StepResult, codes: LongArray) -> None:

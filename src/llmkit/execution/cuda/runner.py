@@ -223,6 +223,8 @@ class CudaModelRunner(ModelRunner):
         memory = self._host_memory.take()
 
         def settled(step: PendingStep, codes: LongArray) -> None:
+            if step not in self._pending:
+                return
             self._pending.remove(step)
             self._host_memory.give_back(memory)
             self._fill_in(slots, positions, occupants, codes)
