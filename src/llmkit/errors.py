@@ -26,6 +26,10 @@ class PluginError(LlmkitError):
     """A plugin cannot be found, loaded, or used here."""
 
 
+class PluginChoiceError(PluginError, ConfigError):
+    """A setting chooses a plugin that does not exist, that is switched off, or that several distributions offer."""
+
+
 class ModelError(LlmkitError):
     """A model folder or file is missing, damaged, or of an unsupported architecture."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmkit.config import PluginsConfig
-from llmkit.errors import ConfigError, PluginError
+from llmkit.errors import ConfigError, PluginChoiceError, PluginError
 from llmkit.hookspecs.attention import Support
 from llmkit.registry import Registry
 
@@ -182,6 +182,47 @@ def test_options_of_a_plugin_that_is_not_installed(site: Any, cpu: Any) -> None:
         registry.create("scheduler", "fcfs", cpu)
     with pytest.raises(ConfigError, match="no such plugin"):
         registry.check_options()
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("optional", r"plugins\.scheduler\.optional\.agin_s\. Did you mean aging_s"),
+        ("llmkit-optional:optional", r"plugins\.scheduler\.optional\.agin_s\. Did you mean aging_s"),
+        ("optional:", r"plugins\.scheduler\.optional:\.agin_s\. Did you mean aging_s"),
+        ("llmkit-absent:optional", r"plugins\.scheduler\.llmkit-absent:optional, but there is no such plugin"),
+    ],
+)
+def test_options_of_a_plugin_that_is_not_chosen_are_checked_too(site: Any, cpu: Any, name: str, pattern: str) -> None:
+    registry = with_options(site, {name: {"agin_s": 1}})
+    with pytest.raises(ConfigError, match=pattern):
+        registry.create("scheduler", "fcfs", cpu)
+    with pytest.raises(ConfigError, match=pattern):
+        registry.check_options()
+
+
+def test_options_without_effect_are_known(site: Any, cpu: Any) -> None:
+    registry = with_options(site, {"optional": {"aging_s": 1}})
+    registry.create("scheduler", "fcfs", cpu)
+    assert registry.options_without_effect() == ["plugins.scheduler.optional"]
+    registry.create("scheduler", "optional", cpu)
+    assert not registry.options_without_effect()
+
+
+def test_options_of_a_broken_plugin_that_is_not_chosen_stop_nobody(
+    site: Any, cpu: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = with_options(site, {"optional": {"aging_s": 1}}, info="1 / 0")
+    registry.create("scheduler", "fcfs", cpu)
+    assert "plugins.scheduler.optional" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("choice", ["nope", "fcfs:nope", "llmkit-absent:fcfs"])
+def test_a_choice_that_cannot_be_meant_is_a_fault_of_the_settings(cpu: Any, choice: str) -> None:
+    with pytest.raises(PluginChoiceError, match="There is no scheduler plugin") as caught:
+        Registry.discover().create("scheduler", choice, cpu)
+    assert isinstance(caught.value, ConfigError)
 
 
 def test_options_by_distribution(site: Any, cpu: Any) -> None:

@@ -39,8 +39,8 @@ RECENT_STEPS = 512
 
 @dataclass(slots=True)
 class _Submitted:
-    """A step on its way. handle: None if the executor refused it at once, with `error`, or if an interrupt struck before
-    it could be noted down."""
+    """A step on its way. handle: None if the executor refused it at once, with `error`, or if an interrupt struck
+    before it could be noted down."""
 
     plan: StepPlan
     handle: StepHandle | None

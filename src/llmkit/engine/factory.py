@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from llmkit.kv_cache.events import KVEvent
     from llmkit.registry import Observer
     from llmkit.registry.breakers import Breakers
+
+logger = logging.getLogger("llmkit.engine")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None, *, onl
 
     wait_briefly()
     registry = registry or Registry.discover(config.plugins)
+    registry.check_options()
     device = resolve_device(config.execution.device)
     environment = detect_environment(device)
     source = resolve_model(config, registry, environment)
@@ -158,6 +162,7 @@ def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) 
         raise
     for observer in observers:
         observer.llmkit_engine_started(config)
+    _tell_of_idle_options(prepared.registry)
     return Engine(core, prepared, report, layout, observers)
 
 
@@ -177,7 +182,13 @@ def plan_engine(config: EngineConfig, registry: Registry | None = None, *, onlin
     finally:
         worker.close()
     layout = layout_of(report, prepared.config, swap=swap)
+    _tell_of_idle_options(prepared.registry)
     return DryRun(prepared.config, prepared.source, prepared.registry, report, layout)
+
+
+def _tell_of_idle_options(registry: Registry) -> None:
+    for key in registry.options_without_effect():
+        logger.warning("options are set for %s, which was not chosen: they have no effect", key)
 
 
 def layout_of(report: WorkerReport, config: EngineConfig, *, swap: bool) -> KVCacheLayout:

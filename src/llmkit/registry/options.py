@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, PluginChoiceError, PluginError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from llmkit.registry.loading import LoadedPlugin
+    from llmkit.registry.registry import Registry
+    from llmkit.registry.rows import PluginRow
+    from llmkit.registry.selection import Selection
+
+logger = logging.getLogger("llmkit.registry")
 
 
 def validated_options(plugin: LoadedPlugin, given: Mapping[str, Any]) -> BaseModel | None:
@@ -49,3 +55,50 @@ def _known(prefix: str, model: type[BaseModel], given: Mapping[str, Any]) -> dic
             raise ConfigError(f"The option {prefix}.{name} is given twice.")
         options[name] = value
     return options
+
+
+def check_options_of_kind(registry: Registry, kind: str) -> None:
+    """Hold what is set for plugins of `kind` against their models, also of those that are not chosen: a slip in the
+    options is one whoever runs. Loads the plugins that options are set for.
+
+    Raises ConfigError for a plugin that does not exist and for options that it does not take.
+    """
+    for name, given in registry.policy.options.get(kind, {}).items():
+        rows = _meant(registry, kind, name)
+        if not rows:
+            raise ConfigError(
+                f"Options are set for plugins.{kind}.{name}, but there is no such plugin.",
+                hint=f"Installed: {', '.join(sorted({row.name for row in registry.find(kind)})) or 'none'}.",
+            )
+        if len(rows) > 1 or rows[0].state == "disabled":
+            continue  # nobody can choose it by this name
+        try:
+            plugin = registry.load_row(rows[0])
+        except PluginError as error:
+            logger.warning("options are set for plugins.%s.%s, which cannot be used: %s", kind, name, error.message)
+            continue
+        validated_options(plugin, given)
+
+
+def _meant(registry: Registry, kind: str, name: str) -> list[PluginRow]:
+    rows = [row for row in registry.find(kind) if name in (row.name, row.qualified)]
+    if rows or ":" not in name:
+        return rows
+    try:
+        return [registry.resolve(kind, name)]
+    except PluginChoiceError:
+        return []
+
+
+def without_effect(options: Mapping[str, Mapping[str, Any]], selections: Iterable[Selection]) -> list[str]:
+    """Keys of options that are set for plugins which were not chosen, of kinds from which one was."""
+    chosen: dict[str, set[str]] = {}
+    for selection in selections:
+        names = chosen.setdefault(selection.kind, set())
+        names |= {selection.name, f"{selection.distribution}:{selection.name}", selection.choice}
+    return [
+        f"plugins.{kind}.{name}"
+        for kind, plugins in options.items()
+        for name, given in plugins.items()
+        if given and kind in chosen and name not in chosen[kind]
+    ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ConfigError, PluginError
+from llmkit.errors import PluginChoiceError, PluginError
 from llmkit.hookspecs.kinds import KINDS, kind_named
 from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.auto import Judge, candidates, choose_best, judged
@@ -20,7 +20,7 @@ from llmkit.registry.fault_journal import FaultJournal
 from llmkit.registry.loading import LoadedPlugin, LoadFailure, load_row
 from llmkit.registry.manifest import Manifest, ManifestEntry, front_door_of, importable_name, matching_rows
 from llmkit.registry.observers import Observer
-from llmkit.registry.options import validated_options
+from llmkit.registry.options import check_options_of_kind, validated_options, without_effect
 from llmkit.registry.policy import PluginPolicy, policy_from
 from llmkit.registry.resolution import conflict_reason, resolve_choice
 from llmkit.registry.rows import FROM_PYTHON, PluginRow
@@ -77,7 +77,7 @@ class Registry:
     def resolve(self, kind: str, choice: str) -> PluginRow:
         """The plugin that a choice means: a name, `distribution:name` or `module:attribute`; imports nothing.
 
-        Raises PluginError if there is none, or several distributions offer it."""
+        Raises PluginChoiceError if there is none, if several distributions offer it, or if it is switched off."""
         return resolve_choice(kind, choice, self.find(kind), self.policy)
 
     def in_auto(self, row: PluginRow) -> bool:
@@ -296,18 +296,16 @@ class Registry:
         return tuple(observers)
 
     def check_options(self, kind: str | None = None) -> None:
-        """Raises ConfigError if options are set for a plugin that is not installed, which would have no effect."""
-        for of_kind, plugins in self.policy.options.items():
-            if kind not in (None, of_kind):
-                continue
-            rows = self.find(of_kind)
-            for name in plugins:
-                known = {row.name for row in rows} | {row.qualified for row in rows}
-                if name not in known and ":" not in name:
-                    raise ConfigError(
-                        f"Options are set for plugins.{of_kind}.{name}, but there is no such plugin.",
-                        hint=f"Installed: {', '.join(sorted({row.name for row in rows})) or 'none'}.",
-                    )
+        """Check the options that are set for plugins of `kind`, or of all, chosen or not; loads those plugins.
+
+        Raises ConfigError for one that is not installed, and for options that it does not take."""
+        for of_kind in self.policy.options:
+            if kind in (None, of_kind):
+                check_options_of_kind(self, of_kind)
+
+    def options_without_effect(self) -> list[str]:
+        """Keys of options of plugins that were passed over when one of their kind was chosen."""
+        return without_effect(self.policy.options, self.selections)
 
     def require_healthy(self, import_timeout: float = 30.0) -> None:
         """What `plugins.strict` asks for: load every plugin that is not disabled.
@@ -363,4 +361,4 @@ def _check_kind(kind: str) -> None:
         kind_named(kind)
     except KeyError:
         kinds = ", ".join(k.name for k in KINDS)
-        raise PluginError(f"There is no plugin kind {kind!r}.", hint=f"The kinds are {kinds}.") from None
+        raise PluginChoiceError(f"There is no plugin kind {kind!r}.", hint=f"The kinds are {kinds}.") from None

@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 from collections.abc import Sequence
 
-from llmkit.errors import PluginError
+from llmkit.errors import PluginChoiceError
 from llmkit.registry.discovery import missing_builtins
 from llmkit.registry.policy import PluginPolicy, canonical
 from llmkit.registry.rows import FROM_PATH, PluginRow
@@ -15,7 +15,7 @@ from llmkit.registry.rows import FROM_PATH, PluginRow
 def resolve_choice(kind: str, choice: str, rows: Sequence[PluginRow], policy: PluginPolicy) -> PluginRow:
     """The row of `kind` that `choice` means: a name, `distribution:name`, or the path `module:attribute`.
 
-    `rows` are those of the kind, with their states. Raises PluginError if there is none, if several distributions
+    `rows` are those of the kind, with their states. Raises PluginChoiceError if there is none, if several distributions
     offer the name, or if it was switched off.
     """
     named = [row for row in rows if row.name == choice]
@@ -28,11 +28,11 @@ def resolve_choice(kind: str, choice: str, rows: Sequence[PluginRow], policy: Pl
             return _by_path(kind, choice, rows, policy)
     active = [row for row in named if row.state != "disabled"]
     if len(active) > 1:
-        raise PluginError(conflict_reason(active), hint=f"Write {' or '.join(row.qualified for row in active)}.")
+        raise PluginChoiceError(conflict_reason(active), hint=f"Write {' or '.join(row.qualified for row in active)}.")
     if active:
         return active[0]
     if named:
-        raise named[0].error(named[0].reason or "it is disabled", hint="Enable it, or choose another one.")
+        raise _refused(named[0], named[0].reason or "it is disabled", "Enable it, or choose another one.")
     raise _unknown(kind, choice, rows)
 
 
@@ -54,14 +54,19 @@ def _by_path(kind: str, choice: str, rows: Sequence[PluginRow], policy: PluginPo
     row = PluginRow(kind, choice, choice, FROM_PATH, "")
     packages = {other.value.partition(":")[0].partition(".")[0] for other in rows if other.builtin}
     if policy.safe_mode and choice.partition(":")[0].partition(".")[0] not in packages:
-        raise row.error("safe mode allows only llmkit's own plugins", hint="Start without safe mode to use it.")
+        raise _refused(row, "safe mode allows only llmkit's own plugins", "Start without safe mode to use it.")
     return row
 
 
-def _unknown(kind: str, choice: str, rows: Sequence[PluginRow]) -> PluginError:
+def _refused(row: PluginRow, reason: str, hint: str) -> PluginChoiceError:
+    error = row.error(reason, hint)
+    return PluginChoiceError(error.message, hint=error.hint)
+
+
+def _unknown(kind: str, choice: str, rows: Sequence[PluginRow]) -> PluginChoiceError:
     names = sorted({row.name for row in rows if row.state != "disabled"})
     near = difflib.get_close_matches(choice, names, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     known = f"Installed: {', '.join(names)}." if names else "None is installed."
     hint = known if any(row.builtin for row in rows) or names else f"{known} {missing_builtins()}"
-    return PluginError(f"There is no {kind} plugin {choice!r}.{guess}", hint=hint)
+    return PluginChoiceError(f"There is no {kind} plugin {choice!r}.{guess}", hint=hint)

@@ -17,7 +17,6 @@ from llmkit.scheduling.plan import StepPlan, StepResult
 from llmkit.scheduling.sequence_memory import SequenceMemory
 from llmkit.scheduling.served import ServedTokens
 
-
 MAX_VOCAB_SIZE = 2**31
 
 
