@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, shown
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
 from llmkit_cli.signature import LongHelp, with_options
@@ -17,6 +17,8 @@ from llmkit_cli.structured_options import STRUCTURED_OPTIONS, structured_outputs
 
 if TYPE_CHECKING:
     from llmkit import LLM, RequestOptions, RequestOutput, SamplingParams
+
+PROMPT_FIELDS = ("prompt", "user", "priority")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -127,6 +129,10 @@ def prompt_of_json(line: str, where: str) -> tuple[str, RequestOptions]:
     prompt = fields.get("prompt")
     if not isinstance(prompt, str):
         raise InvalidRequestError(f'{where} must be a string or an object with a string under "prompt".')
+    unknown = sorted(fields.keys() - PROMPT_FIELDS)
+    if unknown:
+        valid = ", ".join(PROMPT_FIELDS)
+        raise InvalidRequestError(f"{where} has the unknown key {shown(unknown[0])}.", hint=f"Valid: {valid}.")
     return prompt, RequestOptions(user=fields.get("user"), priority=fields.get("priority", 0))
 
 

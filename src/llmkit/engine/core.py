@@ -130,8 +130,7 @@ class EngineCore:
         try:
             return self._advance()
         except BaseException as error:
-            self._broken_off = f"The step was broken off: {described(error)}"
-            self._recover()
+            self._break_off(error)
             raise
 
     def sleep(self, level: int) -> None:
@@ -192,7 +191,7 @@ class EngineCore:
     def has_transfers(self) -> bool:
         """Whether, with nothing to compute, a connector has blocks under way or is to be told of some."""
         transfers = self.scheduler.transfers
-        idle = not (self._closed or self.scheduler.num_unfinished or self._in_flight)
+        idle = not (self._closed or self.scheduler.num_unfinished or self._in_flight or self._broken_off)
         return idle and (transfers.holds_blocks or transfers.has_news)
 
     def step_transfers(self) -> bool:
@@ -205,7 +204,7 @@ class EngineCore:
         try:
             self._run_one_step()
         except BaseException as error:
-            self._start_over(f"The step was broken off: {described(error)}")
+            self._break_off(error)
             raise
         return transfers.has_news or transfers.num_under_way != before
 
@@ -316,6 +315,10 @@ class EngineCore:
             logger.error("step %d failed: %s", plan.step, error)
             self._fail(plan, str(error))
             return []
+
+    def _break_off(self, error: BaseException) -> None:
+        self._broken_off = f"The step was broken off: {described(error)}"
+        self._recover()
 
     def _recover(self) -> None:
         """After a step that was broken off: end all requests, and let nothing of it arrive later. If this is broken off
