@@ -1,140 +1,76 @@
 """Weight-only int4 for CPUs: groups of 32 along k, weight = scale * code + minimum.
 
-A group is 16 bytes of codes (element i in the low nibble of byte i, element 16 + i in the high one), a
-float16 scale and a float16 minimum: 5 bits a weight. That is the precision of GGUF's Q4_1, and quantizing a
-dequantized Q4_1 weight gives its codes, scales and minima back. Any n and k: k is padded to a multiple of 32
-inside.
+A group of a row is 32 codes of 4 bits, a float16 scale and a float16 minimum: 5 bits a weight. That is the precision of
+GGUF's Q4_1, and quantizing a dequantized Q4_1 weight gives its codes, scales and minima back. The error of int4 itself
+is, for normal random weights, about 8e-2.
 
-Products are float32 with the dequantized weight: the relative error against float64 is below 1e-5. The error of int4
-itself is, for normal random weights, about 8e-2.
+A block of `cpu_coded` is, for each quarter of a group, a word of 4 bytes of each of the panel's rows, which has codes
+0, 2, 4, 6 of the quarter in its low 16 bits and 1, 3, 5, 7 in its high ones; then the scales, then the minima.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from llmkit.jit import runtime, tiles
+from llmkit.jit import runtime
 from llmkit.jit import vector as ops
-from llmkit_quantization import cpu_coded
+from llmkit_quantization import cpu_coded, cpu_packed
+from llmkit_quantization.cpu_coded import GROUP
 
-GROUP = 32
-MAX_FEW_ROWS = 16  # rows of x up to which weights are decoded in registers
-MAX_TILE_ROWS = 64  # rows of x up to which weights are decoded a block at a time; above, for the matrix product
-BLOCK = 4  # rows of the weight decoded at a time: they fit in the first cache
-_DECODED_ELEMENTS = 4 << 20  # of weight decoded at once for a matrix product: 16 MiB
-LANES = 8  # set by load(), constants of the compiled code
+ROWS = cpu_coded.ROWS
+BLOCK = cpu_coded.BLOCK_BYTES[4]
+EVEN = 0x00FF00FF00FF00FF  # bytes
+LANES = 8  # set by load(), a constant of the compiled code
 _kernels: dict[str, Any] = {}
-decode_group: Any = None  # as below, bound by load()
-decode_rows: Any = None
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An int4 weight [n, k]: codes uint8 [n, groups * 16], scales and minima float16 [n, groups]."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    minima: torch.Tensor
-    shape: tuple[int, int]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and minima."""
-        return self.codes.nbytes + self.scales.nbytes + self.minima.nbytes
 
 
 def _quantize_kernel(args: Any) -> None:
-    """args: weight, codes, scales, minima, n, groups, rows a piece; the weight's rows are groups * 32 long."""
-    w, codes, scales, minima, n, groups, piece = args[1], args[2], args[3], args[4], args[5], args[6], args[7]
+    """args: tickets, weight, panels, n, groups, scratch, its bytes a thread, tickets; the weight's rows are
+    groups * 32 long. An item is a panel."""
+    weight, panels, n, groups = args[1], args[2], args[3], args[4]
+    codes = args[5] + args[6] * ops.take(args, 7)
     while True:
-        start = ops.take(args, 0) * piece
+        start = ops.take(args, 0) * ROWS
         if start >= n:
             break
-        for g in range(start * groups, min(start + piece, n) * groups):
-            source = w + 4 * GROUP * g
-            low = high = ops.vload(source)
-            for i in range(LANES, GROUP, LANES):
-                value = ops.vload(source + 4 * i)
-                low, high = ops.vmin(low, value), ops.vmax(high, value)
-            least = ops.vbottom(low)
-            # Codes are found with the rounded scale and minimum, those that decoding will use.
-            ops.hstore(scales + 2 * g, (ops.vtop(high) - least) / 15)
-            ops.hstore(minima + 2 * g, least)
-            scale, minimum = ops.hload(scales + 2 * g), ops.vsplat(ops.hload(minima + 2 * g))
-            inverse = ops.vsplat(1 / scale if scale > 0 else 0.0)
-            for i in range(0, GROUP // 2, LANES):
-                first = ops.vround(ops.vmul(ops.vsub(ops.vload(source + 4 * i), minimum), inverse))
-                second = ops.vround(ops.vmul(ops.vsub(ops.vload(source + 64 + 4 * i), minimum), inverse))
-                first = ops.vmin(ops.vmax(first, ops.vsplat(0.0)), ops.vsplat(15.0))
-                second = ops.vmin(ops.vmax(second, ops.vsplat(0.0)), ops.vsplat(15.0))
-                ops.vstore_codes(codes + 16 * g + i, first, second)
-
-
-def _decode_rows(codes: int, scales: int, minima: int, groups: int, target: int) -> None:
-    """Decode `groups` consecutive groups to float32."""
-    for g in range(groups):
-        scale, minimum = ops.hload(scales + 2 * g), ops.hload(minima + 2 * g)
-        decode_group(codes + 16 * g, scale, minimum, target + 4 * GROUP * g)
-
-
-def _linear_kernel(args: Any) -> None:
-    """args: x, codes, scales, minima, bias, y, m, n, groups, rows a piece, scratch, its bytes a thread, tickets."""
-    x, codes, scales, minima, bias, y, m, n, groups, piece = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10],
-    )  # fmt: skip
-    scratch = args[11] + ops.take(args, 13) * args[12]
-    k = groups * GROUP
-    while True:
-        start = ops.take(args, 0) * piece
-        if start >= n:
-            break
-        stop = min(start + piece, n)
-        for j in range(start, stop, BLOCK):
-            count, g = min(BLOCK, stop - j), j * groups
-            decode_rows(codes + 16 * g, scales + 2 * g, minima + 2 * g, count * groups, scratch)
-            tiles.rows_times_weight(x, 4 * k, m, scratch, 4 * k, count, y + 4 * j, 4 * n, k)
-        if bias != 0:
-            for i in range(m):
-                for j in range(start, stop):
-                    place = y + 4 * (i * n + j)
-                    ops.sstore(place, ops.sload(place) + ops.sload(bias + 4 * j))
-
-
-def _decode_kernel(args: Any) -> None:
-    """args: codes, scales, minima, target, ids (0: all rows in order), n, groups, rows a piece."""
-    codes, scales, minima, target, ids, n, groups, piece = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8],
-    )  # fmt: skip
-    while True:
-        start = ops.take(args, 0) * piece
-        if start >= n:
-            break
-        for j in range(start, min(start + piece, n)):
-            g = (j if ids == 0 else ops.iload64(ids + 8 * j)) * groups
-            decode_rows(codes + 16 * g, scales + 2 * g, minima + 2 * g, groups, target + 4 * GROUP * j * groups)
+        for row in range(start, min(start + ROWS, n)):
+            lane = row - start
+            for g in range(groups):
+                source, block = weight + 4 * GROUP * (row * groups + g), panels + BLOCK * (start // ROWS * groups + g)
+                low = high = ops.vload(source)
+                for i in range(LANES, GROUP, LANES):
+                    value = ops.vload(source + 4 * i)
+                    low, high = ops.vmin(low, value), ops.vmax(high, value)
+                least, place = ops.vbottom(low), block + 16 * ROWS + 2 * lane
+                # Codes are found with the rounded scale and minimum, those that decoding will use.
+                ops.hstore(place, (ops.vtop(high) - least) / 15)
+                ops.hstore(place + 2 * ROWS, least)
+                scale, minimum = ops.hload(place), ops.vsplat(ops.hload(place + 2 * ROWS))
+                inverse = ops.vsplat(1 / scale if scale > 0 else 0.0)
+                for i in range(0, GROUP, LANES):
+                    code = ops.vround(ops.vmul(ops.vsub(ops.vload(source + 4 * i), minimum), inverse))
+                    ops.vstore_int8(codes + i, ops.vmin(ops.vmax(code, ops.vsplat(0.0)), ops.vsplat(15.0)))
+                for quarter in range(4):
+                    both = ops.iload64(codes + 8 * quarter)
+                    even, odd = both & EVEN, (both >> 8) & EVEN
+                    even = (even | (even >> 12) | (even >> 24) | (even >> 36)) & 0xFFFF
+                    odd = (odd | (odd >> 12) | (odd >> 24) | (odd >> 36)) & 0xFFFF
+                    ops.istore(block + 4 * (quarter * ROWS + lane), even | (odd << 16))
 
 
 def load() -> dict[str, Any]:
-    """Compile or load the kernels of this module."""
-    global LANES, decode_group, decode_rows
+    """Compile or load the kernel of this module, and those that multiply."""
+    global LANES
     if not _kernels:
-        import numba
-
-        runtime.load()
+        cpu_packed.load()
         LANES = ops.LANES
-        types = (numba.types.int64, numba.types.float32, numba.types.float32, numba.types.int64)
-        decode_group = ops.operation(numba.types.void, types, cpu_coded.emit_decode_group)
-        decode_rows = runtime.inner(_decode_rows)
-        functions: list[Callable[..., None]] = [_quantize_kernel, _linear_kernel, _decode_kernel]
-        _kernels.update({function.__name__: runtime.compile_kernel(function, (cpu_coded,)) for function in functions})
+        _kernels["quantize"] = runtime.compile_kernel(_quantize_kernel, (cpu_coded,))
     return _kernels
 
 
-def quantize(weight: torch.Tensor) -> Packed:
+def quantize(weight: torch.Tensor) -> cpu_packed.Packed:
     """Quantize a weight [n, k] of any float dtype. Values must be finite and below 65504 in size."""
     n, k = weight.shape
     groups = -(-k // GROUP)
@@ -143,74 +79,8 @@ def quantize(weight: torch.Tensor) -> Packed:
         # Repeat the last column: padding must not widen the range of the last group.
         source = torch.cat((source, source[:, -1:].expand(n, groups * GROUP - k)), 1)
     source = source.contiguous()
-    codes = torch.empty(n, groups * 16, dtype=torch.uint8)
-    scales, minima = (torch.empty(n, groups, dtype=torch.float16) for _ in range(2))
-    runtime.launch(
-        load()["_quantize_kernel"], torch.get_num_threads(), source.data_ptr(), codes.data_ptr(), scales.data_ptr(),
-        minima.data_ptr(), n, groups, 16,
-    )  # fmt: skip
-    return Packed(codes, scales, minima, (n, k))
-
-
-def _decode(packed: Packed, first: int, n: int, ids: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows first .. first + n (or those of ids) as float32 [n, groups * 32]."""
-    groups = packed.scales.shape[1]
-    target = torch.empty(n, groups * GROUP)
-    runtime.launch(
-        load()["_decode_kernel"], torch.get_num_threads() if n * groups > 2048 else 1,
-        packed.codes.data_ptr() + 16 * groups * first, packed.scales.data_ptr() + 2 * groups * first,
-        packed.minima.data_ptr() + 2 * groups * first, target.data_ptr(), 0 if ids is None else ids.data_ptr(),
-        n, groups, 16,
-    )  # fmt: skip
-    return target
-
-
-def dequantize(packed: Packed) -> torch.Tensor:
-    """The weight [n, k] as float32."""
-    return _decode(packed, 0, packed.shape[0])[:, : packed.shape[1]].contiguous()
-
-
-def embedding(ids: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Rows `ids` (int64, any shape, each in [0, n)) as float32 [*ids.shape, k]. IndexError when one is outside."""
-    flat = ids.reshape(-1).to(torch.int64).contiguous()
-    if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < packed.shape[0]:
-        raise IndexError(f"row outside [0, {packed.shape[0]})")
-    return _decode(packed, 0, flat.numel(), flat)[:, : packed.shape[1]].reshape(*ids.shape, packed.shape[1])
-
-
-def linear(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x[m, k] weight[n, k]^T + bias[n] -> [m, n] in the dtype of x; computed in float32."""
-    m, (n, k), groups = x.shape[0], packed.shape, packed.scales.shape[1]
-    if x.dtype is not torch.float32 or (bias is not None and bias.dtype is not torch.float32):
-        return linear(x.float(), packed, None if bias is None else bias.float()).to(x.dtype)
-    x = torch.nn.functional.pad(x, (0, groups * GROUP - k)) if k % GROUP else x.contiguous()
-    if m > MAX_TILE_ROWS:
-        return _large(x, packed, bias)
-    if m <= MAX_FEW_ROWS:
-        return cpu_coded.linear(x, packed.codes, packed.scales, packed.minima, bias)
-    y = runtime.empty((m, n))
-    kernels = _kernels or load()
-    threads = torch.get_num_threads() if m * n * k > 65536 else 1
-    places = (
-        x.data_ptr(), packed.codes.data_ptr(), packed.scales.data_ptr(), packed.minima.data_ptr(),
-        0 if bias is None else bias.data_ptr(), y.data_ptr(),
-    )  # fmt: skip
-    size = 4 * groups * GROUP * BLOCK + 64
-    piece = max(BLOCK, min(64, n // (4 * threads)) & -16)
-    scratch = runtime.scratch_address(threads * size)
-    runtime.launch(kernels["_linear_kernel"], threads, *places, m, n, groups, piece, scratch, size, 0)
-    return y
-
-
-def _large(x: torch.Tensor, packed: Packed, bias: torch.Tensor | None) -> torch.Tensor:
-    """Decode blocks of rows and multiply by them with the matrix product for float32; x is padded already."""
-    n = packed.shape[0]
-    step = max(16, _DECODED_ELEMENTS // x.shape[1])
-    if step >= n:
-        return torch.nn.functional.linear(x, _decode(packed, 0, n), bias)
-    y = x.new_empty((x.shape[0], n))
-    for first in range(0, n, step):
-        stop = min(first + step, n)
-        part = None if bias is None else bias[first:stop]
-        y[:, first:stop] = torch.nn.functional.linear(x, _decode(packed, first, stop - first), part)
-    return y
+    kernel, threads = load()["quantize"], torch.get_num_threads()
+    panels = cpu_coded.empty_panels(n, groups, 4)
+    scratch = runtime.scratch_address(64 * threads)
+    runtime.launch(kernel, threads, source.data_ptr(), panels.data_ptr(), n, groups, scratch, 64, 0)
+    return cpu_packed.Packed(panels, (n, k), 4)

@@ -1,49 +1,31 @@
-"""Weight-only quantization for the CPU: codes in memory, float32 products."""
+"""Weight-only quantization for the CPU: codes in memory; activations stay precise (`cpu_coded`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from llmkit.errors import ModelError
 from llmkit.hookspecs.kernels import KernelTable
 from llmkit.hookspecs.quantization import QuantizationMethod
-from llmkit_quantization import cpu_int4, cpu_int8
-
-
-class CodeFormat(Protocol):
-    """What `cpu_int4` and `cpu_int8` are: see there."""
-
-    GROUP: int
-
-    def quantize(self, weight: torch.Tensor) -> Any: ...
-    def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None = None) -> torch.Tensor: ...
-    def embedding(self, ids: torch.Tensor, packed: Any) -> torch.Tensor: ...
+from llmkit_quantization import cpu_int4, cpu_int8, cpu_packed
+from llmkit_quantization.cpu_packed import Packed
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way to hold a weight. group_bytes: of a group of `code.GROUP` elements of a row; limit: of the values."""
+    """A way to hold a weight. limit: of the size of its values."""
 
     name: str
-    code: CodeFormat
-    group_bytes: int
+    bits: int
+    quantize: Callable[[torch.Tensor], Packed]
     limit: float
 
 
-INT8 = Format("int8", cpu_int8, group_bytes=34, limit=8e6)
-INT4 = Format("int4", cpu_int4, group_bytes=20, limit=65504.0)
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A weight and the format that it is in."""
-
-    format: Format
-    data: Any
+INT8 = Format("int8", 8, cpu_int8.quantize, limit=8e6)
+INT4 = Format("int4", 4, cpu_int4.quantize, limit=65504.0)
 
 
 class WeightOnly(QuantizationMethod):
@@ -52,7 +34,7 @@ class WeightOnly(QuantizationMethod):
     def __init__(self, formats: Mapping[str, Format | None]) -> None:
         self.formats = dict(formats)
 
-    def pack(self, weight: torch.Tensor, role: str) -> PackedWeight | None:
+    def pack(self, weight: torch.Tensor, role: str) -> Packed | None:
         """Raises ModelError for values that the format cannot hold, NaN and infinity included."""
         chosen = self.formats[role]
         if chosen is None:
@@ -66,22 +48,22 @@ class WeightOnly(QuantizationMethod):
                 f"less than {chosen.limit:g}.",
                 hint="Use --quantization none.",
             )
-        return PackedWeight(chosen, chosen.code.quantize(weight))
+        return chosen.quantize(weight)
 
     def linear(
         self,
         x: torch.Tensor,
-        packed: PackedWeight,
+        packed: Packed,
         bias: torch.Tensor | None,
         kernels: KernelTable,  # noqa: ARG002
     ) -> torch.Tensor:
-        return packed.format.code.linear(x, packed.data, bias)
+        return cpu_packed.linear(x, packed, bias)
 
-    def embedding(self, ids: torch.Tensor, packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-        return packed.format.code.embedding(ids, packed.data).to(dtype)
+    def embedding(self, ids: torch.Tensor, packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+        return cpu_packed.embedding(ids, packed).to(dtype)
 
     def nbytes(self, n: int, k: int, role: str, dtype: torch.dtype) -> int:
         chosen = self.formats[role]
         if chosen is None:
             return n * k * dtype.itemsize
-        return n * -(-k // chosen.code.GROUP) * chosen.group_bytes
+        return cpu_packed.packed_bytes(n, k, chosen.bits)
