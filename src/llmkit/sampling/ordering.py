@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 _INDEX_MASK = 0xFFFFFFFF
+_CACHED_ENTRIES = 1 << 16
 
 
 def order_keys(logits: torch.Tensor) -> torch.Tensor:
@@ -75,9 +76,16 @@ def _ranks_among_equals(logits: torch.Tensor, own: torch.Tensor, token_ids: torc
 def _counts(logits: torch.Tensor, bounds: torch.Tensor, compare: np.ufunc) -> torch.Tensor:
     """How many entries of each row of logits float32[n, v] on the CPU compare with bounds [n, 1] → int64[n].
 
-    Row by row: what is compared and counted stays in the processor's cache, ten times faster than all rows at once."""
-    pairs = zip(logits.numpy(), bounds.squeeze(-1).numpy(), strict=True)
-    return torch.tensor([np.count_nonzero(compare(row, bound)) for row, bound in pairs], dtype=torch.int64)
+    As many rows at a time as stay in the processor's cache with what is compared, ten times faster than all at once."""
+    rows, limits = logits.numpy(), bounds.numpy()
+    at_a_time = max(1, _CACHED_ENTRIES // rows.shape[1])
+    counts = np.empty(len(rows), np.int64)
+    for first in range(0, len(rows), at_a_time):
+        part = slice(first, first + at_a_time)
+        found = compare(rows[part], limits[part])
+        # Without an axis it is vectorised.
+        counts[part] = np.count_nonzero(found) if at_a_time == 1 else found.sum(axis=1)
+    return torch.from_numpy(counts)
 
 
 def best_indices(logits: torch.Tensor) -> torch.Tensor:
