@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from llmkit import InvalidRequestError, RequestOptions, SamplingParams
+from llmkit import LLM, InvalidRequestError, RequestOptions, SamplingParams
 from llmkit.requests.message import PriorOutput
 
 
@@ -82,15 +82,27 @@ def test_any_role_that_the_template_takes(llm):
     assert "<|im_start|>wizard\nhi" in output.prompt
 
 
-@pytest.mark.parametrize("end", ["aborted", "preempted"])
-def test_unfilled_blocks_are_never_hit(make_llm, ids, end):
-    """B36: the owner of a shared prefix is aborted, or preempted, between two chunks."""
+@pytest.fixture(scope="module")
+def prefix():
+    """Four blocks of any tokens."""
     numbers = random.Random(5)
-    prefix = [numbers.randrange(100, 40_000) for _ in range(64)]
+    return [numbers.randrange(100, 40_000) for _ in range(64)]
+
+
+@pytest.fixture(scope="module")
+def uncached(smollm2_gguf, settings, prefix):
+    """What an engine without a prefix cache says after `prefix` and 30."""
+    with LLM(smollm2_gguf, **settings | {"enable_prefix_caching": False}) as plain:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        return list(plain.generate([*prefix, 30], params)[0].outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("end", ["aborted", "preempted"])
+def test_unfilled_blocks_are_never_hit(make_llm, prefix, uncached, end):
+    """B36: the owner of a shared prefix is aborted, or preempted, between two chunks."""
     llm = make_llm(max_num_batched_tokens=24)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    plain = make_llm(enable_prefix_caching=False)
-    expected = ids(plain, [*prefix, 30], temperature=0, max_tokens=8, ignore_eos=True)
+    expected = uncached
     core = llm.engine.core
     first, second = (llm._inputs.prepare([*prefix, 30], params).engine_request for _ in range(2))
     core.add(first)
@@ -165,14 +177,14 @@ def test_cached_tokens_are_those_of_other_requests(make_llm):
     numbers = random.Random(3)
     prompts = [[numbers.randrange(100, 40_000) for _ in range(40)] for _ in range(8)]
     llm = make_llm(num_blocks=20, max_model_len=128)
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.prefix_hit_tokens == 0
     assert [output.num_cached_tokens for output in outputs] == [0] * 8
-    llm.generate(prompts[0], params)
-    again = llm.generate(prompts[0], params)[0]
+    one = SamplingParams(temperature=0, max_tokens=1)
+    llm.generate(prompts[0], one)
+    again = llm.generate(prompts[0], one)[0]
     assert again.num_cached_tokens == 32 < len(prompts[0])
 
 
