@@ -93,6 +93,7 @@ def _address(log: IO[str]) -> tuple[str | None, list[str]]:
 
 def _pass_on(log: IO[str]) -> None:
     """Warnings and errors; a line for each request is too much."""
-    for line in log:
-        if " INFO " not in line:
-            sys.stderr.write(line)
+    with suppress(ValueError):  # closed at the end
+        for line in log:
+            if " INFO " not in line:
+                sys.stderr.write(line)

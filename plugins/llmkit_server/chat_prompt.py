@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ async def chat_prompt(
 
     if body.chat_template is None and len(body.messages) <= _LONG_CONVERSATION:
         return render()
-    return await asyncio.to_thread(render)
+    return await server.text_threads.run(render)
 
 
 async def _template(server: ServerContext, body: ChatPromptFields) -> ChatTemplate:
@@ -52,7 +51,7 @@ async def _template(server: ServerContext, body: ChatPromptFields) -> ChatTempla
                 f"chat_template must be a Jinja text of at most {MAX_TEMPLATE_CHARS} characters.", "chat_template"
             )
         template = ChatTemplate(body.chat_template, tokenizer.special_tokens, "chat_template")
-        await asyncio.to_thread(_compile, template)
+        await server.text_threads.run(_compile, template)
         return template
     known = server.llm.input_processor.chat_template
     if known is None:

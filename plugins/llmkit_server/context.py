@@ -14,6 +14,7 @@ from llmkit_server.errors import RETRY_SOON, ApiError
 from llmkit_server.metrics.engine_watch import EngineWatch
 from llmkit_server.metrics.http_counts import HttpCounts
 from llmkit_server.responses.store import ResponseStore
+from llmkit_server.text_threads import TextThreads
 
 if TYPE_CHECKING:
     from llmkit import AsyncLLM
@@ -49,7 +50,8 @@ class ServerContext:
 
     registry: the plugins of this process. draining: no new work is taken, the server is about to end.
     responses: those of /v1/responses that are kept. tool_format, reasoning_format: of the parsers chosen. extras: for
-    extensions, by their names. http_counts, engine_watch: numbers about this server and its engine.
+    extensions, by their names. http_counts, engine_watch: numbers about this server and its engine. text_threads: for
+    work on long texts.
     """
 
     llm: AsyncLLM
@@ -64,6 +66,7 @@ class ServerContext:
     extras: dict[str, Any] = field(default_factory=dict)
     http_counts: HttpCounts = field(default_factory=HttpCounts)
     engine_watch: EngineWatch = field(init=False)
+    text_threads: TextThreads = field(default_factory=TextThreads)
 
     def __post_init__(self) -> None:
         self.engine_watch = EngineWatch(self.llm)

@@ -176,7 +176,7 @@ async def tokenised_if_long(server: ServerContext, prompts: Sequence[Any], optio
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if server.llm.tokenizer is None or sum(map(len, texts)) < LONG_TEXT_CHARS:
         return list(prompts)
-    return await asyncio.to_thread(_tokenised, server, prompts, options)
+    return await server.text_threads.run(_tokenised, server, prompts, options)
 
 
 def _tokenised(server: ServerContext, prompts: Sequence[Any], options: RequestOptions) -> list[Any]:
@@ -184,7 +184,10 @@ def _tokenised(server: ServerContext, prompts: Sequence[Any], options: RequestOp
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str) or not prompt:
             continue
-        ids = server.tokenizer.encode(prompt, add_special_tokens=options.add_special_tokens)
+        try:
+            ids = server.llm.input_processor.encode(prompt, options)
+        except InvalidRequestError:
+            break
         result[i] = {"prompt": prompt, "prompt_token_ids": ids}
         if options.truncate_prompt_tokens is None and len(ids) > server.models.max_model_len:
             break

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from llmkit.execution.setup import LoadProgress
 
 logger = logging.getLogger("llmkit.server")
+
+THREADS_END_S = 2.0
+"""How long the end of the process waits for threads that are still at something."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -95,7 +99,8 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
     check_parsers(settings, registry)
     configure_logs(config)
     tracing = tracing_of(config)
-    with bound_socket(settings) as listening:
+    with ExitStack() as stack:
+        listening = stack.enter_context(bound_socket(settings))
         llm = AsyncLLM(config=config, progress=progress)
         try:
             observe_requests(llm, tracing)
@@ -120,7 +125,17 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
 
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run())
+            stack.close()
+            leave_soon(server.exit_code)
     return server.exit_code
+
+
+def leave_soon(code: int) -> None:
+    """Let the interpreter end, which waits for its threads, but not long: one may be in the middle of a text that
+    nobody waits for any more."""
+    timer = threading.Timer(THREADS_END_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def tracing_of(config: EngineConfig) -> Tracing | None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from llmkit.frontend.chat_template import ChatTemplate
+from llmkit_server.text_threads import NUM_THREADS
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"
@@ -171,10 +172,40 @@ def test_what_stands_behind_a_prompt_that_is_too_long_is_not_looked_at(served, r
         return encode(text, **more)
 
     monkeypatch.setattr(served.llm.tokenizer, "encode", recorded)
-    prompts = ["x", *["x" * 40_000] * 5]
-    assert refusal(served.complete(prompts), 400, "prompt").startswith("prompt[1]: the prompt has 40000 tokens")
-    assert encoded == [1, 40_000]
+    prompts = ["x", *["x" * 3_000] * 12]
+    assert refusal(served.complete(prompts), 400, "prompt").startswith("prompt[1]: the prompt has 3000 tokens")
+    assert encoded == [1, 3_000]
     assert served.context.admission.num_sequences == 0
+
+
+@pytest.mark.parametrize(("path", "param"), [("/v1/completions", "prompt"), (CHAT, "messages")])
+def test_a_text_that_no_tokens_could_hold_is_not_tokenised(served, refusal, monkeypatch, path, param):
+    """Megabytes of it would take seconds and gigabytes only to be refused."""
+    encoded = []
+    monkeypatch.setattr(served.llm.tokenizer, "encode", lambda text, **_: encoded.append(text) or [1])
+    text = "x" * 4_000_000
+    body = {"prompt": text} if path != CHAT else {"messages": [{"role": "user", "content": text}]}
+    assert "characters; the longest sequence of 512 tokens" in refusal(served.post(path, body), 400, param)
+    assert encoded == []
+
+
+def test_few_long_texts_are_tokenised_at_a_time(served, monkeypatch):
+    threads = set()
+
+    def slow(text, **_):
+        if len(text) == 40_000:
+            threads.add(threading.current_thread().name)
+            time.sleep(0.02)
+        return [1]
+
+    async def use(client):
+        monkeypatch.setattr(served.llm.tokenizer, "encode", slow)
+        bodies = [{"prompt": "x" * 40_000, "max_tokens": 1, "truncate_prompt_tokens": 8}] * 12
+        return await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+
+    assert [answer.status_code for answer in served.run(use)] == [200] * 12
+    assert len(threads) == NUM_THREADS
+    assert all(name.startswith("llmkit-text") for name in threads)
 
 
 def test_many_prompts_are_submitted_in_turns(served, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -10,10 +11,16 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -77,7 +84,13 @@ def read_tokens(response):
     return sum(len(choice["token_ids"]) for choice in choices), choices[-1]["finish_reason"]
 
 
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def test_sigterm_lets_a_stream_finish_and_leaves_nothing(start, tmp_path):
+    """B46."""
+    shared_before = shared_memory()
     process, client = start("--log-format", "json")
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
     with client, client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 1000}) as response:
@@ -86,16 +99,20 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing(start, tmp_path):
     assert process.wait(60) == 0
     assert not (tmp_path / "s").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
-    access = [json.loads(line) for line in process.stderr.read().splitlines() if "llmkit.server.access" in line]
+    assert shared_memory() <= shared_before
+    log = process.stderr.read()
+    assert "resource_tracker" not in log
+    access = [json.loads(line) for line in log.splitlines() if "llmkit.server.access" in line]
     assert [(line["path"], line["status"]) for line in access] == [("/v1/completions", 200)]
 
 
 def test_a_second_signal_ends_at_once(start, tmp_path):
+    """B46, with Ctrl-C."""
     process, client = start()
     with client, client.stream("POST", "/v1/completions", json=LONG | {"n": 16}) as response:
         lines = response.iter_lines()
         next(lines)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         while True:  # the first signal is being heeded once new connections are refused
             try:
                 with socket.socket(socket.AF_UNIX) as probe:
@@ -104,9 +121,95 @@ def test_a_second_signal_ends_at_once(start, tmp_path):
                 break
             time.sleep(0.01)
         assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.fixture
+def collector():
+    """Takes spans over HTTP, as an OpenTelemetry collector does: its endpoint, and the spans so far."""
+    spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+        server.shutdown()
+
+
+def token_ids(*lines):
+    """Of the events of a stream."""
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return [token for event in events for token in event["choices"][0]["token_ids"]]
+
+
+def counters(client):
+    lines = client.get("/metrics").text.splitlines()
+    samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in samples if "_total{" in name or "_count{" in name}
+
+
+def test_the_engine_dies_in_the_middle_of_answers(start, collector):
+    """B44: streams go on, new requests are refused until it runs again, counters never go down, and what is logged and
+    traced is whole."""
+    endpoint, spans = collector
+    process, client = start("--log-format", "json", "--otlp-traces-endpoint", endpoint)
+    body = LONG | {"max_tokens": 1000, "temperature": 0}
+    with client:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            undisturbed = token_ids(*response.iter_lines())
+        before = counters(client)
+        header = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+        whole = body | {"stream": False}
+        with (
+            ThreadPoolExecutor(1) as pool,
+            client.stream("POST", "/v1/completions", json=body, headers=header) as response,
+        ):
+            lines = response.iter_lines()
+            first = next(lines)
+            other = pool.submit(client.post, "/v1/completions", json=whole)
+            while client.get("/load").json() != {"server_load": 2}:
+                assert not other.done()
+            (engine,) = psutil.Process(process.pid).children()
+            engine.kill()
+            deadline = time.monotonic() + 5
+            while client.get("/health").status_code != 503:
+                assert time.monotonic() < deadline
+            refused = client.post("/v1/completions", json=whole)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
+            assert "retry-after" in refused.headers
+            streamed = token_ids(first, *lines)
+            answer = other.result().json()["choices"][0]
+        assert streamed == undisturbed
+        assert answer["token_ids"] == undisturbed
+        assert client.get("/health").status_code == 200
+        after = counters(client)
+    assert all(after[name] >= value for name, value in before.items())
+    (restarts,) = [value for name, value in after.items() if name.startswith("llmkit:engine_restarts_total")]
+    assert restarts == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    log = [json.loads(line) for line in process.stderr.read().splitlines()]
+    assert any("SIGKILL" in line["message"] for line in log)
+    ended = [line for line in log if line["logger"] == "llmkit.server.requests"]
+    assert len(ended) == len(spans) == 3
+    (traced,) = [span for span in spans if span.trace_id == bytes.fromhex("ab" * 16)]
+    assert traced.parent_span_id == bytes.fromhex("cd" * 8)
+    attributes = {attribute.key: attribute.value for attribute in traced.attributes}
+    assert attributes["gen_ai.usage.completion_tokens"].int_value == 1000
 
 
 @pytest.mark.parametrize(

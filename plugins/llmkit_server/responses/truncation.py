@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from llmkit_server.chat_prompt import chat_prompt
 from llmkit_server.context import ServerContext
 from llmkit_server.protocol.chat import ChatRequest
@@ -28,7 +26,7 @@ async def fitted(server: ServerContext, chat: ChatRequest) -> ChatRequest:
 
     async def fits(cut: int) -> bool:
         prompt = await chat_prompt(server, without(cut), tools)
-        return len(await asyncio.to_thread(server.tokenizer.encode, prompt, add_special_tokens=False)) <= room
+        return len(await server.text_threads.run(server.tokenizer.encode, prompt, add_special_tokens=False)) <= room
 
     if await fits(start):
         return chat

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -42,5 +40,5 @@ async def count_tokens(request: Request) -> Response:
     body = chat_of(await read_body(request, MessagesPrompt))
     server.models.resolve(body.model)
     prompt = await chat_prompt(server, body, tool_use(server, body).tools)
-    ids = await asyncio.to_thread(server.tokenizer.encode, prompt, add_special_tokens=False)
+    ids = await server.text_threads.run(server.tokenizer.encode, prompt, add_special_tokens=False)
     return json_response(TokenCount(len(ids)))

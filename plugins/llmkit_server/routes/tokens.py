@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -41,7 +39,7 @@ async def _encode(server: ServerContext, text: str, adds_special_tokens: bool) -
     encode = server.tokenizer.encode
     if len(text) < LONG_TEXT_CHARS:
         return encode(text, add_special_tokens=adds_special_tokens)
-    return await asyncio.to_thread(encode, text, add_special_tokens=adds_special_tokens)
+    return await server.text_threads.run(encode, text, add_special_tokens=adds_special_tokens)
 
 
 @router.post("/detokenize", openapi_extra=describe(DetokenizeRequest, DetokenizeResponse))
@@ -58,5 +56,5 @@ async def detokenize(request: Request) -> Response:
     size = server.tokenizer.vocab_size
     if ids and not (min(ids) >= 0 and max(ids) < size):
         raise bad_request(f"tokens must be ids from 0 to {size - 1}.", "tokens")
-    text = await asyncio.to_thread(server.tokenizer.decode, ids, skip_special_tokens=False)
+    text = await server.text_threads.run(server.tokenizer.decode, ids, skip_special_tokens=False)
     return json_response(DetokenizeResponse(text))

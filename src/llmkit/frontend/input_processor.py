@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from llmkit.grammars.backends import GrammarBackends
 
 MAX_REQUEST_ID_CHARS = 256
+
+SHORT_TOKEN_CHARS = 8
+"""Texts of no more characters for each token that they may have are tokenised whatever the vocabulary is."""
 
 _SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
 """Samples nothing."""
@@ -209,16 +212,37 @@ class InputProcessor:
             if self.chat_template is None:
                 raise missing_template()
             text = self.chat_template.render(parsed.messages, **chat_arguments)
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self.encode(text, replace(options, add_special_tokens=False))
         else:
             text = parsed.text or ""
             if not text:
                 raise refused("the prompt is empty.")
-            token_ids = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+            token_ids = self.encode(text, options)
         if not token_ids:
             raise refused("the prompt has no tokens: the model's vocabulary holds none of its characters.")
         self._check_vocabulary("prompt", token_ids)
         return text, token_ids
+
+    def encode(self, text: str, options: RequestOptions) -> list[int]:
+        """Token ids of a prompt's text, not truncated yet. Raises InvalidRequestError for one that has more characters
+        than the longest sequence can have, before time and memory are spent on its tokens."""
+        assert self.tokenizer is not None
+        limit = self.limits.max_model_len
+        if len(text) > SHORT_TOKEN_CHARS * limit and options.truncate_prompt_tokens is None:
+            longest = limit * self._longest_token
+            if len(text) > longest:
+                raise refused(
+                    f"the prompt has {len(text)} characters; the longest sequence of {limit} tokens (max_model_len) "
+                    f"holds at most {longest}."
+                )
+        return self.tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token."""
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        return max((len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1)
 
     def _truncate(self, token_ids: list[int], limit: int | None, params: SamplingParams) -> list[int]:
         if limit is None:
