@@ -30,6 +30,7 @@ BUILTIN_COMMANDS: dict[str, BuiltinCommand] = {
     "config": BuiltinCommand("llmkit_cli.commands.config", "Show every setting and where its value comes from."),
     "models": BuiltinCommand("llmkit_cli.commands.models", "Fetch and list models."),
     "bench": BuiltinCommand("llmkit_cli.commands.bench", "Measure throughput, latency, start-up and servers."),
+    "profile": BuiltinCommand("llmkit_cli.commands.profile", "Record where the time of an engine's steps goes."),
     "collect-env": BuiltinCommand("llmkit_cli.commands.collect_env", "Print what a bug report needs."),
 }
 

@@ -30,7 +30,19 @@ def in_process(code, **env):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, check=True).stdout
 
 
-COMMANDS = ["generate", "chat", "complete", "run-batch", "serve", "plugins", "config", "models", "bench", "collect-env"]
+COMMANDS = [
+    "generate",
+    "chat",
+    "complete",
+    "run-batch",
+    "serve",
+    "plugins",
+    "config",
+    "models",
+    "bench",
+    "profile",
+    "collect-env",
+]
 
 
 def test_help_lists_every_command(llmkit):
@@ -295,6 +307,9 @@ def test_bench_on_a_small_shape(llmkit, tmp_path, monkeypatch):
         assert code == 0, err
         assert json.loads(out) == json.loads(result.read_text(encoding="utf-8"))
         assert json.loads(out)["figures"]
+        limits = json.loads(out).get("limits", {})
+        for fraction in {"latency": ["decode"], "throughput": ["read", "matmul"]}.get(what, []):
+            assert 0 < limits[f"{fraction}_fraction"] < 2
 
 
 def test_plugin_commands_are_mounted(tmp_path):

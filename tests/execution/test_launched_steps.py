@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from llmkit.execution.cuda.capture_sizes import LARGEST, capture_sizes, padded_rows, padded_width
+from llmkit.execution.cuda import decode_graphs
+from llmkit.execution.cuda.capture_sizes import LARGEST, capture_sizes, common_sizes, padded_rows, padded_width
+from llmkit.execution.cuda.decode_graphs import Ending
 from llmkit.sampling.device_draw import NOT_FINITE
 from llmkit.sampling.sampler import FAILURES
 
@@ -175,8 +177,48 @@ def test_capture_sizes():
     assert sizes[-3:] == (480, 496, LARGEST)
     assert {256, 272} <= set(sizes)
     assert capture_sizes(6) == (1, 2, 4, 6)
+    for most in (1, 6, 100, 300, 5000):
+        assert set(common_sizes(most)) <= set(capture_sizes(most))
+        assert common_sizes(most)[-1] == capture_sizes(most)[-1]
     assert [padded_rows(rows, sizes) for rows in (1, 3, 9, 257, 512, 513)] == [1, 4, 16, 272, 512, None]
     assert [padded_width(pages, 3000) for pages in (1, 64, 65, 257, 1025)] == [64, 64, 256, 1024, 3000]
+
+
+class Graph:
+    """In the place of a captured graph: runs the step's kernels anew, into the same output."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+        step.graph, step.output = self, step.run()
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.step.output.copy_(self.step.run())
+
+
+def test_graphs_of_common_sizes_are_there_first_and_a_frequent_size_gets_its_own(driver, monkeypatch):
+    monkeypatch.setattr(decode_graphs, "WORTH_A_GRAPH", 3)
+    d = driver(launched=True)
+    graphs = d.runner._graphs
+    graphs._captures, graphs._capture = True, Graph
+    graphs._sizes, graphs._common = (1, 2, 3, 8), (1, 2, 8)
+    graphs.warm_up()
+    assert {(rows, ending) for rows, _, ending in graphs._steps} == {(rows, Ending.DRAWN) for rows in (1, 2, 8)}
+    assert graphs.num_captured == 3
+    assert not any(cache.any() for cache in d.runner.kv_caches), "padding was written"
+    for slot in range(3):
+        d.add(slot, PROMPT[slot:], logprobs=None)
+    d.step({slot: len(PROMPT) - slot for slot in range(3)})
+    for _ in range(6):
+        d.step(dict.fromkeys(range(3), 1))
+    width = next(iter(graphs._steps))[1]
+    assert graphs._steps[8, width, Ending.DRAWN].graph.replays == 3
+    assert graphs._steps[3, width, Ending.DRAWN].graph.replays == 2
+    for slot in range(3):
+        tokens = d.sequences[slot].tokens
+        expected = d.model.dense(tokens)[len(PROMPT) - slot - 1 : -1].argmax(-1)
+        assert expected.tolist() == tokens[len(PROMPT) - slot :]
 
 
 def test_all_tensors_of_a_step_are_read_before_the_next_is_written(driver):

@@ -27,6 +27,12 @@ def test_blocks_are_what_the_parts_leave():
     assert plan.limited_by == "memory (gpu_memory_utilization)"
 
 
+def test_graphs_take_their_part():
+    plan = plan_memory(dataclasses.replace(USE, graphs=GIB), NEEDS, KVCacheConfig())
+    assert plan.num_blocks == 4 * 1024
+    assert "1.00 GiB, graphs 1.00 GiB, everything else" in plan.describe()
+
+
 def test_no_more_than_the_limits_can_use():
     plan = plan_memory(USE, dataclasses.replace(NEEDS, max_num_seqs=3), KVCacheConfig())
     assert plan.num_blocks == 3 * 256 + 1

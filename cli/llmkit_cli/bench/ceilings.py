@@ -53,8 +53,9 @@ def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
 def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> dict[str, Any]:
     """How far the figures are from what reading every weight once a step, or multiplying at full speed, would allow.
 
-    A decode step of one sequence reads `weight_bytes`; a prefilled token takes two operations per parameter of the
-    layers. The KV cache and the attention are left out, so the true limit is a little lower.
+    A step reads `weight_bytes`, and a token takes two operations per parameter of the layers. The KV cache and the
+    attention are left out, so the true limit is a little lower. Of a throughput both fractions are given: what it
+    reaches of the reading and of the multiplying; a machine that is used well is near 1 in one of them.
     """
     memory = llm.engine.report.memory
     limits: dict[str, Any] = {
@@ -70,6 +71,11 @@ def against_ceilings(ceilings: Ceilings, llm: LLM, figures: dict[str, Any]) -> d
         limit = ceilings.matmul_gflop_s * 1e9 / (2 * layer_parameters(llm.engine.prepared.source.config))
         limits["prefill_limit_tok_s"] = round(limit, 1)
         limits["prefill_fraction"] = round(figures["prefill_tok_s"]["median"] / limit, 3)
+    if "steps_s" in figures and "total_tok_s" in figures:
+        read = figures["steps_s"]["median"] * memory.weights
+        limits["read_fraction"] = round(read / (ceilings.read_gb_s * 1e9), 3)
+        multiplied = figures["total_tok_s"]["median"] * 2 * layer_parameters(llm.engine.prepared.source.config)
+        limits["matmul_fraction"] = round(multiplied / (ceilings.matmul_gflop_s * 1e9), 3)
     return limits
 
 

@@ -70,6 +70,7 @@ def measure_throughput(llm: LLM, items: Workload) -> dict[str, float]:
     params = [
         SamplingParams(max_tokens=item.max_tokens, temperature=0, ignore_eos=True, detokenize=False) for item in items
     ]
+    steps = llm.stats().num_steps
     start = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": item.prompt} for item in items], params, use_tqdm=False)
     duration = time.perf_counter() - start
@@ -84,6 +85,7 @@ def measure_throughput(llm: LLM, items: Workload) -> dict[str, float]:
         "output_tok_s": produced / duration,
         "total_tok_s": (produced + read) / duration,
         "requests_s": len(items) / duration,
+        "steps_s": (llm.stats().num_steps - steps) / duration,
     }
 
 

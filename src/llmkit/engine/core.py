@@ -15,6 +15,7 @@ from llmkit.engine.stats import EngineStats, StepStats, StepSummary
 from llmkit.errors import EngineClosedError, EngineError, described, is_out_of_memory
 from llmkit.hookspecs.executor import Executor, StepHandle
 from llmkit.metrics.histogram import STEP_TOKENS, Histogram
+from llmkit.metrics.step_parts import part
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.message import EngineOutput, EngineRequest
@@ -265,7 +266,8 @@ class EngineCore:
     def _fill_pipeline(self) -> None:
         while len(self._in_flight) < self._depth:
             start = time.perf_counter()
-            plan = self.scheduler.plan()
+            with part("plan"):
+                plan = self.scheduler.plan()
             if plan is None:
                 return
             if self.on_plan is not None:
@@ -274,7 +276,8 @@ class EngineCore:
             submitted = _Submitted(plan, None, None, planned - start)
             self._in_flight.append(submitted)  # before it is: an interrupt may strike in between
             try:
-                submitted.handle = self.executor.submit(plan)
+                with part("submit"):
+                    submitted.handle = self.executor.submit(plan)
             except Exception as raised:
                 submitted.error = raised
             self._submissions.add(time.perf_counter() - planned)
@@ -283,7 +286,8 @@ class EngineCore:
         """The result of a step; None if it failed: its requests have been ended, or wait again if memory was short."""
         try:
             if submitted.handle is not None:
-                result = submitted.handle.result()
+                with part("wait"):
+                    result = submitted.handle.result()
                 if isinstance(result, StepResult):
                     return result
                 raise EngineError(f"the executor returned {type(result).__name__}, not a StepResult")
@@ -310,7 +314,8 @@ class EngineCore:
         if result is None:
             return []
         try:
-            return self.scheduler.update(plan, result)
+            with part("update"):
+                return self.scheduler.update(plan, result)
         except EngineError as error:
             logger.error("step %d failed: %s", plan.step, error)
             self._fail(plan, str(error))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from llmkit.execution.cuda.capture_sizes import capture_sizes, common_sizes
 from llmkit.execution.kv_tensors import KVTensors, block_bytes
 from llmkit.execution.memory import CacheNeeds, MemoryUse
 from llmkit.execution.model_runner import forward_context, groups_by_layer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from llmkit.execution.building import BuiltModel
 
 _CGROUP = Path("/sys/fs/cgroup")
+_GRAPH_BYTES = 4 << 20  # of a graph, its kernels' arguments and the driver's memory for it
 _SAMPLER_COPIES = 3  # float32 tensors the size of the logits that live at once while sampling
 
 
@@ -68,7 +70,7 @@ def host_use(config: EngineConfig, before: HostMemory, weights: int, activations
 
 
 def gpu_use(
-    config: EngineConfig, device: torch.device, weights: int, activations: int, allocated_before: int
+    config: EngineConfig, device: torch.device, weights: int, activations: int, graphs: int, allocated_before: int
 ) -> MemoryUse:
     """Memory use on a GPU. `other` is what is not the worker's: contexts, libraries, other processes, and
     `allocated_before`, the bytes that torch held for others in this process before the worker came."""
@@ -80,8 +82,9 @@ def gpu_use(
         weights=weights,
         activations=activations,
         other=other,
-        free=total - other - weights - activations,
+        free=total - other - weights - activations - graphs,
         utilization_key="gpu_memory_utilization",
+        graphs=graphs,
     )
 
 
@@ -114,13 +117,28 @@ def estimated_activations(built: BuiltModel, config: EngineConfig, itemsize: int
     The widest moment of a layer holds the residual stream, the projection that is worked on and its result, or what
     the model's modules say of themselves; sampling holds a few tensors the size of the logits of all sequences.
     """
-    model = built.config
     _, tokens, sequences = limits(config)
+    return _activations(built, tokens, min(sequences, tokens), itemsize)
+
+
+def estimated_graphs(built: BuiltModel, config: EngineConfig, itemsize: int) -> int:
+    """Bytes that the graphs of decode steps take: temporaries of the largest step, which all share, the logits that
+    some end in, and each graph's own description."""
+    if not built.backend.graph_safe:
+        return 0
+    sequences = limits(config)[2]
+    rows = capture_sizes(sequences)[-1]
+    logits = rows * built.config.vocab_size * 4
+    return _activations(built, rows, rows, itemsize) + logits + len(common_sizes(sequences)) * _GRAPH_BYTES
+
+
+def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) -> int:
+    model = built.config
     attention = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     widths = (m.activation_width() for m in built.model.modules() if isinstance(m, Module))
     widest = max(3 * model.intermediate_size, attention, *widths)
     per_token = (3 * model.hidden_size + widest) * itemsize
-    return tokens * per_token + _SAMPLER_COPIES * min(sequences, tokens) * model.vocab_size * 4
+    return tokens * per_token + _SAMPLER_COPIES * sampled * model.vocab_size * 4
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ class MemoryPlan:
     """Bytes by part, and the result. `limited_by` says in words what set `num_blocks`.
 
     total: memory of the device. usable: what the engine may bring it to, other users included. block_size: tokens of
-    a block; block_bytes: its size over all layers.
+    a block; block_bytes: its size over all layers. graphs: of decode steps, on a GPU.
     """
 
     total: int
@@ -32,6 +32,7 @@ class MemoryPlan:
     num_blocks: int
     limited_by: str
     block_size: int = 0
+    graphs: int = 0
 
     @property
     def cache(self) -> int:
@@ -48,8 +49,9 @@ class MemoryPlan:
         )
 
     def _parts(self) -> str:
+        graphs = f"graphs {readable(self.graphs)}, " if self.graphs else ""
         return (
-            f"Weights take {readable(self.weights)}, activations of a full step {readable(self.activations)}, "
+            f"Weights take {readable(self.weights)}, activations of a full step {readable(self.activations)}, {graphs}"
             f"everything else {readable(self.other)}."
         )
 
@@ -58,8 +60,8 @@ class MemoryPlan:
 class MemoryUse:
     """What is there and what the model takes, in bytes.
 
-    utilization: the share asked for, by the setting `utilization_key`. usable, other: see MemoryPlan. free: what is
-    left for the cache if the share is ignored.
+    utilization: the share asked for, by the setting `utilization_key`. usable, other, graphs: see MemoryPlan. free: what
+    is left for the cache if the share is ignored.
     """
 
     total: int
@@ -69,6 +71,7 @@ class MemoryUse:
     other: int
     free: int
     utilization_key: str
+    graphs: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def plan_memory(use: MemoryUse, needs: CacheNeeds, cache: KVCacheConfig) -> Memo
     if cache.memory_gib is not None:
         blocks = int(cache.memory_gib * GIB) // max(1, needs.block_bytes)
         return _checked_size(use, needs, blocks, "the setting memory_gib")
-    left = use.usable - use.weights - use.activations - use.other
+    left = use.usable - use.weights - use.activations - use.graphs - use.other
     blocks = max(0, left) // max(1, needs.block_bytes)
     if blocks >= needs.most_useful:
         reason = f"what {needs.max_num_seqs} sequences (max_num_seqs) of {needs.max_model_len} tokens can use"
@@ -160,12 +163,13 @@ def _plan(use: MemoryUse, needs: CacheNeeds, blocks: int, reason: str) -> Memory
         num_blocks=blocks,
         limited_by=reason,
         block_size=needs.block_size,
+        graphs=use.graphs,
     )
 
 
 def _shortage(plan: MemoryPlan, needs: CacheNeeds) -> str:
     needed = (needs.blocks_per_sequence + 1) * needs.block_bytes
-    left = plan.usable - plan.weights - plan.activations - plan.other
+    left = plan.usable - plan.weights - plan.activations - plan.graphs - plan.other
     room = (
         f"That leaves {readable(left)} for the KV cache"
         if left > 0

@@ -17,6 +17,7 @@ from llmkit.execution.prompt_scoring import PromptScorer
 from llmkit.execution.replay import StepReplayer
 from llmkit.execution.step_handle import FinishedStep
 from llmkit.layers.context import ForwardContext
+from llmkit.metrics.step_parts import part
 from llmkit.registry.timings import CallTiming
 from llmkit.sampling.masks import TokenMasks
 from llmkit.sampling.sampler import Sampler
@@ -69,6 +70,9 @@ class ModelRunner:
         """The cache of each attention layer."""
         return self._kv.layers
 
+    def warm_up(self) -> None:
+        """Do once what would otherwise make the first steps wait."""
+
     def submit(self, plan: StepPlan) -> StepHandle:
         """`execute`, with a handle that holds the result. Another runner's may still be waiting for it."""
         return FinishedStep(self.execute(plan))
@@ -103,9 +107,11 @@ class ModelRunner:
     def _run(self, plan: StepPlan, backend: AttentionBackend, result: StepResult) -> None:
         if not plan.num_rows:
             return
-        inputs = self._batch.prepare(plan)
+        with part("inputs"):
+            inputs = self._batch.prepare(plan)
         start = perf_counter()
-        metadata = [self._backend.plan(batch) for batch in inputs.batches]
+        with part("attention plan"):
+            metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
         replayer = None if self._pooler.wants_any or backend is not self._backend else self._replayer
@@ -115,12 +121,14 @@ class ModelRunner:
         context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
         context.output_rows = self._output_rows(inputs)
         context.replayer = self._replayer if recorded is not None else None
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        with part("forward"):
+            hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         self._prompt_scorer.score(plan, hidden, result)
         self._pooler.pool(plan, hidden, result)
         if len(inputs.sampling_rows):
-            self._sample(plan, inputs, hidden, result)
+            with part("sample"):
+                self._sample(plan, inputs, hidden, result)
 
     def _output_rows(self, inputs: StepInputs) -> torch.Tensor | None:
         """The tokens whose hidden states are read, if the others are worth leaving out of what nobody reads."""
@@ -149,7 +157,8 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
         rows = inputs.sampling_rows
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
-        logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
+        with part("logits"):
+            logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
         masks = token_masks(plan, rows)
         sampled = self._sampler.sample(logits, plan.slots[rows], inputs.sampled_positions, masks)
         result.token_ids[rows] = sampled.token_ids

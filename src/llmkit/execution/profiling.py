@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmkit.errors import EngineError
+from llmkit.metrics.step_parts import record_parts
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -26,7 +27,7 @@ class TorchProfile:
 
     def start(self, folder: Path) -> None:
         """Record from now on. Raises EngineError if that goes on already, or if `folder` cannot be made."""
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile, record_function
 
         if self._profile is not None:
             raise EngineError("a profile is being recorded already.")
@@ -40,12 +41,14 @@ class TorchProfile:
         self._folder = folder
         self._profile = profile(activities=activities)
         self._profile.start()
+        record_parts(record_function)
 
     def stop(self) -> Path:
         """Write the trace, in Chrome's format. Raises EngineError if nothing is recorded or it cannot be written."""
         if self._profile is None:
             raise EngineError("no profile is being recorded.")
         recorded, self._profile = self._profile, None
+        record_parts(None)
         recorded.stop()
         path = self._folder.absolute() / f"llmkit-{os.getpid()}-{next(_NUMBERS)}.trace.json.gz"
         try:
@@ -57,5 +60,6 @@ class TorchProfile:
     def discard(self) -> None:
         """Stop recording, if that goes on."""
         if self._profile is not None:
+            record_parts(None)
             self._profile.stop()
             self._profile = None

@@ -18,6 +18,7 @@ from llmkit.execution.measuring import (
     HostMemory,
     cache_needs,
     estimated_activations,
+    estimated_graphs,
     gpu_use,
     host_memory,
     host_use,
@@ -111,6 +112,7 @@ class Worker:
                 model_calls=calls("model"),
                 attention_calls=calls("attention"),
             )
+            self._runner.warm_up()
         self._transfers = worker_transfers(self._setup, self._fingerprint, layout, self._runner.kv_caches)
         self._runner.transfers = self._transfers
 
@@ -170,12 +172,14 @@ class Worker:
     def _plan_memory(self, built: BuiltModel, before: HostMemory, *, loaded: bool) -> MemoryPlan:
         config = self._setup.config
         weights = built.model.parameter_bytes()
-        activations = estimated_activations(built, config, DTYPES[config.model.dtype].itemsize)
+        itemsize = DTYPES[config.model.dtype].itemsize
+        activations = estimated_activations(built, config, itemsize)
         if self._device.type == "cuda":
             if loaded:
                 weights = torch.cuda.memory_allocated(self._device) - self._allocated_before
                 activations = measured_activations(built, config, self._device)
-            use = gpu_use(config, self._device, weights, activations, self._allocated_before)
+            graphs = estimated_graphs(built, config, itemsize)
+            use = gpu_use(config, self._device, weights, activations, graphs, self._allocated_before)
         else:
             use = host_use(config, before, weights, activations)
         return plan_memory(use, cache_needs(built, config), config.kv_cache)

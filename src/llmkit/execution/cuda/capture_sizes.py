@@ -1,10 +1,12 @@
-"""For which batches a graph is captured. A step runs in the smallest graph that holds it."""
+"""For which batches a graph is captured. A step runs in the smallest graph of those there are that holds it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
 LARGEST = 512  # rows; beyond, the device takes longer for a layer than the host
+
+_COMMON = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
 
 LEAST_WIDTH = 64  # pages
 _WIDTH_STEP = 4
@@ -15,6 +17,12 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
     largest = min(max_num_seqs, LARGEST)
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, LARGEST + 1, 16)]
     return (*(size for size in sizes if size < largest), largest)
+
+
+def common_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """The sizes among `capture_sizes` that are captured at the start; any other is at most a half larger than one."""
+    largest = min(max_num_seqs, LARGEST)
+    return (*(size for size in _COMMON if size < largest), largest)
 
 
 def padded_rows(rows: int, sizes: tuple[int, ...]) -> int | None:

@@ -1,13 +1,15 @@
 """Decode steps as CUDA graphs: everything from the inputs to the sampled tokens, or to the logits, in one launch.
 
-A graph belongs to a number of rows, a width of the block table and what it ends in. The first step of a kind runs as
-usual, which compiles what has to be compiled; then its kernels are captured, and the next step of the kind replays
-them.
+A graph belongs to a number of rows, a width of the block table and what it ends in. Those for common numbers of rows
+are captured at the start, before the first request (`warm_up`), or when such a step is needed first; a step of another
+number runs in the next larger one, until it has come so often that a graph of its own pays. Before a capture the step
+runs once as usual, which compiles what has to be compiled.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llmkit.execution.cuda.capture_sizes import padded_rows, padded_width
+from llmkit.metrics.step_parts import part
 
 if TYPE_CHECKING:
     from llmkit.execution.cuda.static_inputs import StaticInputs, StaticStaging
     from llmkit.scheduling.plan import StepPlan
 
 logger = logging.getLogger("llmkit.execution")
+
+WORTH_A_GRAPH = 500  # steps: padding costs a few percent of one, a capture as much as thirty
 
 
 class Ending(Enum):
@@ -47,18 +52,25 @@ class _Step:
     output: torch.Tensor | None = None
 
 
+_Key = tuple[int, int, Ending]
+"""Rows, columns of the block table, ending."""
+
+
 class DecodeGraphs:
-    """body: makes the Body that computes inputs up to an ending. On a device without graphs steps run as usual."""
+    """sizes: numbers of rows, of which `common` are captured first. body: makes the Body that computes inputs up to an
+    ending. On a device without graphs steps run as usual."""
 
     def __init__(
         self,
         staging: StaticStaging,
         sizes: tuple[int, ...],
+        common: tuple[int, ...],
         body: Callable[[StaticInputs, Ending], Body],
         device: torch.device,
     ) -> None:
-        self._staging, self._sizes, self._body = staging, sizes, body
-        self._steps: dict[tuple[int, int, Ending], _Step] = {}
+        self._staging, self._sizes, self._common, self._body = staging, sizes, common, body
+        self._steps: dict[_Key, _Step] = {}
+        self._asked: Counter[_Key] = Counter()
         self._captures = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._captures else None  # type: ignore[no-untyped-call]
         self._pool: Any = None  # of memory, one for all graphs, as no two of them run at once
@@ -66,23 +78,52 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, pages: int, ending: Ending) -> tuple[StaticInputs, torch.Tensor] | None:
         """Launch a decode step whose longest row has so many pages; its padded inputs and what it ends in, unpadded,
         which the next run may overwrite. None if no size fits."""
-        rows = padded_rows(plan.num_rows, self._sizes)
-        if rows is None:
+        key = self._key(plan.num_rows, padded_width(pages, self._staging.most_pages), ending)
+        if key is None:
             return None
-        width = padded_width(pages, self._staging.most_pages)
-        step = self._steps.get((rows, width, ending))
-        if step is None:
-            inputs = self._staging.inputs(rows, width)
-            step = self._steps[rows, width, ending] = _Step(inputs, self._body(inputs, ending))
-        self._staging.fill(plan, rows, width)
+        step = self._steps.get(key) or self._new(key)
+        with part("inputs"):
+            self._staging.fill(plan, *key[:2])
         if step.graph is not None:
             assert step.output is not None
-            step.graph.replay()
+            with part("graph launch"):
+                step.graph.replay()
             return step.inputs, step.output[: plan.num_rows]
         output = step.run()
         if self._captures:
             self._capture(step)
         return step.inputs, output[: plan.num_rows]
+
+    @property
+    def num_captured(self) -> int:
+        return sum(step.graph is not None for step in self._steps.values())
+
+    def warm_up(self) -> None:
+        """Capture the steps of common sizes that end in tokens drawn from whole rows, over the narrowest table. The
+        rows are padding: nothing is written to the cache."""
+        width = padded_width(1, self._staging.most_pages)
+        for rows in reversed(self._common):  # the largest first: what it leaves of memory is enough for the others
+            if not self._captures:
+                return
+            step = self._new((rows, width, Ending.DRAWN))
+            self._staging.fill(None, rows, width)
+            step.run()
+            self._capture(step)
+
+    def _key(self, num_rows: int, width: int, ending: Ending) -> _Key | None:
+        rows, common = padded_rows(num_rows, self._sizes), padded_rows(num_rows, self._common)
+        if rows is None or common is None:
+            return None
+        own = rows, width, ending
+        if own in self._steps or not self._captures:
+            return own
+        self._asked[own] += 1
+        return own if self._asked[own] > WORTH_A_GRAPH else (common, width, ending)
+
+    def _new(self, key: _Key) -> _Step:
+        inputs = self._staging.inputs(*key[:2])
+        step = self._steps[key] = _Step(inputs, self._body(inputs, key[2]))
+        return step
 
     def _capture(self, step: _Step) -> None:
         stream, graph = self._stream, torch.cuda.CUDAGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from llmkit.execution.cuda.capture_sizes import capture_sizes
+from llmkit.execution.cuda.capture_sizes import capture_sizes, common_sizes
 from llmkit.execution.cuda.decode_graphs import Body, DecodeGraphs, Ending
 from llmkit.execution.cuda.pending import HostMemory, HostTokens, LongArray, PendingLogprobs, PendingStep
 from llmkit.execution.cuda.slot_state import SlotState
 from llmkit.execution.cuda.static_inputs import StaticInputs, StaticStaging
+from llmkit.execution.memory import readable
 from llmkit.execution.model_runner import ModelRunner, checked_logits, forward_context, token_masks
 from llmkit.execution.staging import StagingBuffer
 from llmkit.execution.step_handle import FinishedStep
+from llmkit.metrics.step_parts import part
 from llmkit.sampling import parameters
 from llmkit.sampling.device_draw import NOT_FINITE, draw_or_best
 from llmkit.sampling.logprobs import device_logprobs
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.scheduling.plan import IntArray, StepPlan
+
+logger = logging.getLogger("llmkit.execution")
 
 DRAWN_IN_GRAPHS = parameters.RANDOM | parameters.MIN_P | parameters.TRUNCATED
 """What rows may need for a graph to end in their tokens."""
@@ -76,7 +81,7 @@ class CudaModelRunner(ModelRunner):
             static = StaticStaging(
                 self._batch, layout.page_size, sizes[-1], self._state.scratch, max_model_len + 1, device
             )
-            self._graphs = DecodeGraphs(static, sizes, self._body, device)
+            self._graphs = DecodeGraphs(static, sizes, common_sizes(max_num_seqs), self._body, device)
         self._logits = torch.empty(0, self._vocab_size, dtype=torch.float32, device=device)
 
     @torch.inference_mode()
@@ -92,6 +97,19 @@ class CudaModelRunner(ModelRunner):
         result = StepResult(token_ids=np.full(plan.num_rows, -1, dtype=np.int32))
         self._run(plan, self._backend, result)
         return FinishedStep(result)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        if self._graphs is None or self._device.type != "cuda":
+            return
+        start, before = perf_counter(), torch.cuda.memory_reserved(self._device)
+        self._graphs.warm_up()
+        torch.cuda.synchronize(self._device)
+        took = torch.cuda.memory_reserved(self._device) - before
+        logger.info(
+            "%d graphs of decode steps captured in %.1f s; they take %s",
+            self._graphs.num_captured, perf_counter() - start, readable(took),
+        )  # fmt: skip
 
     def settle(self) -> None:
         """Wait for the steps under way; their tokens are then in the host's buffer."""
@@ -128,21 +146,25 @@ class CudaModelRunner(ModelRunner):
                     plan, output, inputs.slots[: plan.num_rows], inputs.next_positions[: plan.num_rows]
                 )
         logits, slots, positions = self._launch_kernels(plan)
-        if ending is Ending.LOGITS and len(slots):
-            return self._process(plan, logits, slots, positions)
-        return self._await(plan, self._drawn(logits, slots, positions, ending))
+        with part("sample"):
+            if ending is Ending.LOGITS and len(slots):
+                return self._process(plan, logits, slots, positions)
+            return self._await(plan, self._drawn(logits, slots, positions, ending))
 
     def _launch_kernels(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Any step, kernel by kernel: the logits [s, v] of rows that sample, their slots, and the positions int64[s] of
         their tokens."""
-        inputs = self._batch.prepare(plan)
+        with part("inputs"):
+            inputs = self._batch.prepare(plan)
         start = perf_counter()
-        metadata = [self._backend.plan(batch) for batch in inputs.batches]
+        with part("attention plan"):
+            metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
         context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
         context.output_rows = self._output_rows(inputs)
-        hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
+        with part("forward"):
+            hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
         self._forward_timing.add(perf_counter() - planned)
         rows = inputs.sampling_rows
         host = self._staging.layout({"slots": (np.int64, (len(rows),)), "positions": (np.int64, (len(rows),))})
@@ -151,7 +173,8 @@ class CudaModelRunner(ModelRunner):
         if not len(rows):
             return self._logits[:0], sent["slots"], sent["positions"]
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
-        logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
+        with part("logits"):
+            logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
         return logits, sent["slots"], sent["positions"]
 
     def _body(self, inputs: StaticInputs, ending: Ending) -> Body:

@@ -15,7 +15,10 @@ from llmkit.hookspecs.attention import AttentionBatch
 if TYPE_CHECKING:
     from llmkit.execution.block_table import BlockTable
     from llmkit.execution.input_batch import InputBatch
-    from llmkit.scheduling.plan import StepPlan
+    from llmkit.scheduling.plan import IntArray, StepPlan
+
+
+_NOTHING: IntArray = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,24 @@ class StaticStaging:
             tensors["input_ids"], tensors["positions"], tensors["slots"], tensors["next_positions"], batches
         )
 
-    def fill(self, plan: StepPlan, rows: int, width: int) -> None:
-        """Send a decode step's inputs, padded to `rows` rows: padding reads the first page and writes nowhere."""
-        count, computed = plan.num_rows, plan.num_computed
+    def fill(self, plan: StepPlan | None, rows: int, width: int) -> None:
+        """Send a decode step's inputs, padded to `rows` rows: padding reads the first page and writes nowhere. None:
+        nothing but padding."""
+        slots = _NOTHING if plan is None else plan.slots
+        computed = _NOTHING if plan is None else plan.num_computed
+        count = len(slots)
         host = self._buffer.layout(self._specs(rows, width))
-        _put(host["input_ids"], self._batch.token_ids[plan.slots, computed], 0)
+        _put(host["input_ids"], self._batch.token_ids[slots, computed], 0)
         _put(host["positions"], computed, 0)
-        _put(host["slots"], plan.slots, self._scratch_slot)
+        _put(host["slots"], slots, self._scratch_slot)
         _put(host["next_positions"], computed + 1, 0)
         _put(host["seq_lens"], computed + 1, 1)
-        used = -(-(int(computed.max()) + 1) // self._page_size)
+        used = -(-(int(computed.max(initial=0)) + 1) // self._page_size)
         for group, table in enumerate(self._tables):
             pages = host[f"block_table.{group}"]
-            pages[:count, :used] = table.pages[plan.slots, :used]
+            pages[:count, :used] = table.pages[slots, :used]
             pages[count:, :1] = 0
-            _put(host[f"slot_mapping.{group}"], table.slot_mapping(plan.slots, computed), -1)
+            _put(host[f"slot_mapping.{group}"], table.slot_mapping(slots, computed), -1)
         self._buffer.copy()
 
     @property
