@@ -10,6 +10,7 @@ import pytest
 
 from llmkit_cli.bench.trace import read_trace, summarised
 from llmkit_cli.commands.profile import table
+from llmkit_cli.main import main
 
 
 def event(category: str, name: str, start: float, duration: float, thread: int = 1) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def test_traces_are_read_packed_and_not(tmp_path):
     assert read_trace(tmp_path / "a.json") == read_trace(tmp_path / "a.json.gz") == EVENTS
 
 
-def test_a_run_on_the_cpu(llmkit, tmp_path, monkeypatch):
+def test_a_run_on_the_cpu(capsys, tmp_path, monkeypatch):
     from llmkit.metrics import step_parts
     from llmkit_cli.bench import shapes, workloads
 
@@ -82,9 +83,11 @@ def test_a_run_on_the_cpu(llmkit, tmp_path, monkeypatch):
         "--num-threads",
         "1",
     ]
-    code, out, err = llmkit("profile", *flags, "--dtype", "float32", "--json")
-    assert code == 0, err
-    result = json.loads(out)
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", *flags, "--dtype", "float32", "--json"])
+    output = capsys.readouterr()
+    assert not ended.value.code, output.err
+    result = json.loads(output.out)
     assert result["steps"] == 4
     assert {"plan", "submit", "inputs", "forward", "logits", "sample", "wait", "update"} <= result["parts"].keys()
     assert sum(share["ms"] for share in result["parts"].values()) == pytest.approx(result["wall_ms"], rel=0.9)

@@ -60,8 +60,8 @@ class MemoryPlan:
 class MemoryUse:
     """What is there and what the model takes, in bytes.
 
-    utilization: the share asked for, by the setting `utilization_key`. usable, other, graphs: see MemoryPlan. free: what
-    is left for the cache if the share is ignored.
+    utilization: the share asked for, by the setting `utilization_key`. usable, other, graphs: see MemoryPlan. free:
+    what is left for the cache if the share is ignored.
     """
 
     total: int
