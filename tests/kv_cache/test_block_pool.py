@@ -130,6 +130,7 @@ def test_forget_empties_the_index_and_keeps_the_blocks():
     pool.release([a, b])
     pool.forget()
     assert (pool.num_cached, pool.num_free) == (0, 3)
+    assert pool.free_queue()[:2] == [a, b], "blocks whose memory is there come before one that was never written"
     pool.check_integrity({})
 
 

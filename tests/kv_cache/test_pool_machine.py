@@ -89,7 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
     def forget(self) -> None:
         self.pool.forget()
         self.contents.clear()
-        self.empty += self.cached
+        self.empty = self.cached + self.empty
         self.cached = []
 
     @invariant()

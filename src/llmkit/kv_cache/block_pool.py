@@ -153,8 +153,18 @@ class BlockPool:
         return other is None
 
     def forget(self) -> None:
-        """Empty the index: no block is findable any more. O(number of cached blocks); `on_removed` is not
-        called."""
+        """Empty the index: no block is findable any more. O(number of cached blocks); `on_removed` is not called.
+
+        Free blocks that had content are reused first: the system has given them memory, which blocks that were never
+        written are yet to get, at the price of a page fault.
+        """
+        block = self._previous[NULL_BLOCK]
+        while self._hashes[block] is not None:
+            before = self._previous[block]
+            self._unlink(block)
+            self._link(block, NULL_BLOCK)
+            self._hashes[block] = None
+            block = before
         for index in self.indices:
             for block in index.values():
                 self._hashes[block] = None
