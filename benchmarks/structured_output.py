@@ -3,13 +3,17 @@
     python benchmarks/structured_output.py masks --model smollm2-135m-instruct
     python benchmarks/structured_output.py compile
     python benchmarks/structured_output.py steps
+    python benchmarks/structured_output.py first
 
 `masks` puts the grammars of each engine beside XGrammar's own reading of the same schema, in the same run.
+`first` is a server's engine, new for each figure: a stream, and beside it the first request with a grammar.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import json
 import statistics
 import threading
@@ -19,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from llmkit import LLM, SamplingParams
+from llmkit import LLM, AsyncLLM, SamplingParams
 from llmkit.config import load_config
 from llmkit.frontend.token_vocabulary import TokenVocabulary
 from llmkit.hookspecs.structured import CompiledGrammar, GrammarCompiler, GrammarRequest
@@ -156,6 +160,47 @@ def steps(model: str) -> dict[str, Any]:
     return result
 
 
+def first(model: str) -> dict[str, Any]:
+    """The largest gap between two tokens of a stream beside the first grammar of an engine process, by whether the
+    library is preloaded, taking turns; and what that does to the start."""
+    result: dict[str, Any] = {"preloaded": [], "with the first grammar": []}
+    for _ in range(3):
+        for name, runs in result.items():
+            runs.append(asyncio.run(first_grammar(model, name == "preloaded")))
+    return result
+
+
+async def first_grammar(model: str, preload: bool) -> dict[str, float]:
+    start = time.perf_counter()
+    async with AsyncLLM(model, max_model_len=4096, num_blocks=600, preload_grammars=preload) as llm:
+        started = time.perf_counter()
+        free = SamplingParams(max_tokens=3000, ignore_eos=True, temperature=0, output_kind="delta")
+        stream = llm.submit("Once upon a time", free)
+        times: list[float] = []
+
+        async def read() -> None:
+            async for _ in stream:
+                times.append(time.perf_counter())  # noqa: PERF401 - who waits looks at them meanwhile
+
+        reader = asyncio.create_task(read())
+        while len(times) < 20:
+            await asyncio.sleep(0.01)
+        asked = time.perf_counter()
+        params = SamplingParams(temperature=0, max_tokens=3, structured_outputs={"json": PERSON})
+        async for _ in llm.generate("JSON: ", params):
+            pass
+        ended = time.perf_counter()
+        stream.abort()
+        await reader
+    gaps = [1e3 * (b - a) for a, b in itertools.pairwise(times) if b > asked]
+    return {
+        "start_s": round(started - start, 2),
+        "request_s": round(ended - asked, 2),
+        "median_ms": round(statistics.median(gaps), 1),
+        "largest_ms": round(max(gaps), 1),
+    }
+
+
 def once(llm: LLM, constraint: dict[str, Any]) -> str | None:
     params = SamplingParams(temperature=0, max_tokens=3, structured_outputs=constraint)
     return llm.generate("JSON: ", params)[0].outputs[0].finish_reason
@@ -193,8 +238,10 @@ def gaps(llm: LLM, meanwhile: Callable[[], Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("masks", "compile", "steps"))
+    parser.add_argument("what", choices=("masks", "compile", "steps", "first"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
     arguments = parser.parse_args()
-    measured = {"masks": masks, "compile": compile_times, "steps": steps}[arguments.what](arguments.model)
+    measured = {"masks": masks, "compile": compile_times, "steps": steps, "first": first}[arguments.what](
+        arguments.model
+    )
     print(json.dumps(measured, indent=1))

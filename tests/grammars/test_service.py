@@ -77,6 +77,20 @@ def test_what_is_preloaded_leaves_nothing_to_be_imported_for_the_first_grammar(
         service.close()
 
 
+def test_masks_that_take_too_long_are_found_before_the_step_loop_has_to_wait_for_one(registry: Registry) -> None:
+    """Also behind the first token, which is the first one that is slow here."""
+    service = hostile_service(registry, mask_timeout_s=0.2)
+    try:
+        slow, quick = service.submit(task("!busy", "!busier")), service.submit(task("yes"))
+        settled(service, slow, quick)
+        assert isinstance(slow.result, GrammarFailure)
+        assert "takes too long: 0.2 s after 1 tokens" in slow.result.message
+        assert slow.result.refused
+        assert isinstance(quick.result, ReadyGrammar)
+    finally:
+        service.close()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("index out of bounds")])
 def test_what_cannot_be_preloaded_is_only_said(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BaseException

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import threading
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from llmkit.errors import InvalidRequestError, described
 from llmkit.grammars.compile_messages import Outcome
+from llmkit.grammars.trial import too_slow
 from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
 
 STACK_BYTES = 4 << 20
@@ -27,18 +29,19 @@ def run_child(
     number: int,
     compiler: GrammarCompiler,
     request: GrammarRequest,
-    num_words: int,
+    tokens: Sequence[bytes],
     write_fd: int,
     *,
     timeout_s: float,
     memory_bytes: int,
+    mask_s: float,
 ) -> NoReturn:
     """Compile, try the result, write the pickled Outcome to `write_fd`, and end the process. Called after a fork."""
     status = 1
     try:
         os.nice(NICE)  # the step loop comes first
         _limit(timeout_s, memory_bytes)
-        outcome = _in_thread(number, compiler, request, num_words)
+        outcome = _in_thread(lambda: _outcome(number, compiler, request, tokens, mask_s))
         data = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
         with os.fdopen(write_fd, "wb") as stream:
             stream.write(data)
@@ -74,24 +77,30 @@ def _address_space() -> int | None:
         return None
 
 
-def _in_thread(number: int, compiler: GrammarCompiler, request: GrammarRequest, num_words: int) -> Outcome:
+def _in_thread(make: Callable[[], Outcome]) -> Outcome:
     outcomes: list[Outcome] = []
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=lambda: outcomes.append(_outcome(number, compiler, request, num_words)))
+    thread = threading.Thread(target=lambda: outcomes.append(make()))
     thread.start()
     thread.join()
     return outcomes[0]
 
 
-def _outcome(number: int, compiler: GrammarCompiler, request: GrammarRequest, num_words: int) -> Outcome:
+def _outcome(
+    number: int, compiler: GrammarCompiler, request: GrammarRequest, tokens: Sequence[bytes], mask_s: float
+) -> Outcome:
     start = perf_counter()
     try:
         data = compiler.compile(request)
         # What the engine will do with it: a grammar that dies of that shall do so here.
-        row = np.zeros(num_words, dtype=np.int32)
-        grammar = compiler.load(request, data).start()
+        row = np.zeros(-(-len(tokens) // 32), dtype=np.int32)
+        compiled = compiler.load(request, data)
+        grammar = compiled.start()
         grammar.fill_bitmask(row)
         grammar.is_accepting()
+        slow = too_slow(compiled, tokens, mask_s)
+        if slow is not None:
+            return Outcome(number, "refused", message=slow)
         return Outcome(number, "compiled", data, seconds=perf_counter() - start)
     except InvalidRequestError as error:
         return Outcome(number, "refused", message=str(error))

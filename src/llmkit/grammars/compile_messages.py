@@ -18,14 +18,15 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Hello:
-    """First message to the process. timeout_s, memory_bytes: limits of one grammar. max_children: grammars that are
-    compiled at a time."""
+    """First message to the process. timeout_s, memory_bytes: limits of one grammar. mask_s: processor time that one
+    token may take. max_children: grammars that are compiled at a time."""
 
     registry: Registry
     vocabulary: TokenVocabulary
     timeout_s: float
     memory_bytes: int
     max_children: int
+    mask_s: float
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,11 @@ class CompileServer:
                 task.number,
                 compiler,
                 task.request,
-                self._hello.vocabulary.num_words,
+                self._hello.vocabulary.tokens,
                 write_fd,
                 timeout_s=self._hello.timeout_s,
                 memory_bytes=self._hello.memory_bytes,
+                mask_s=self._hello.mask_s,
             )
         finally:
             os._exit(1)

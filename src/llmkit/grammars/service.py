@@ -202,6 +202,7 @@ class GrammarService:
             config.compile_timeout_s,
             config.compile_memory_mib << 20,
             config.compile_processes,
+            config.mask_timeout_s / 2,  # the others wait as long, and more where the engine has less than a core
         )
 
     def _arrived(self, outcome: Outcome) -> None:

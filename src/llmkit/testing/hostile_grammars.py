@@ -2,8 +2,8 @@
 
 Register the module itself: `registry.register("structured", "hostile", hostile_grammars)`. A choice's text decides
 what goes wrong: `!spin`, `!memory`, `!abort`, `!segfault`, `!exit`, `!raise`, `!refuse` while it is compiled; `!load`
-in `load`, `!size` behind it; `!start` in `start`; `!mask`, `!panic`, `!accept`, `!deny`, `!slow` once the answer has
-begun.
+in `load`, `!size` behind it; `!start` in `start`; `!mask`, `!panic`, `!accept`, `!deny`, `!slow` (sleeps), `!busy`
+(for so long that it should not come to that) once the answer has begun.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llmkit.frontend.token_vocabulary import TokenVocabulary
 
-SLOW_S = 0.05
+SLOW_S, BUSY_S = 0.05, 0.2
 
 info = PluginInfo(summary="for tests: follows choices, and misbehaves on demand", auto=False)
 
@@ -57,6 +57,10 @@ class ChoiceGrammar(Grammar):
             raise Panic("index out of bounds")
         if self._misbehaves("slow"):
             time.sleep(SLOW_S)
+        if self._misbehaves("busy"):
+            end = time.thread_time() + BUSY_S
+            while time.thread_time() < end:
+                pass
         allowed = np.zeros(len(row) * 32, dtype=np.uint8)
         for token_id, data in enumerate(self._vocabulary.tokens):
             allowed[token_id] = bool(data) and self._is_beginning(self._text + data)
