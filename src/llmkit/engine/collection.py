@@ -6,29 +6,34 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_settled: set[str] = set()
+_frozen = False
 
 
 @contextmanager
-def collection_paused(stage: str) -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
     """No garbage collection while this lasts; where the collector is off already, nothing happens.
 
-    A start imports and builds about a million objects that live as long as the process, and the collector would walk
-    over them again and again. Those of the first `stage` of its name in a process that goes well are taken out of later
-    collections too: each of those would otherwise hold up a step. What was garbage before is collected first, so that
-    none of it is kept.
+    A start imports and builds about a million objects, and the collector would walk over them again and again.
     """
     if not gc.isenabled():
         yield
         return
-    first = stage not in _settled
-    if first:
-        gc.collect()
+    if not _frozen:
+        gc.collect()  # so that `freeze_imports` keeps nobody's garbage
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-    if first:
-        _settled.add(stage)
+
+
+def freeze_imports() -> None:
+    """Take what there is now out of later collections, the first time in a process only.
+
+    To be called when the large libraries are there and nothing of an engine is yet: an engine's own objects must stay
+    collectable, or its weights would outlive it.
+    """
+    global _frozen
+    if not _frozen and not gc.isenabled():
+        _frozen = True
         gc.freeze()

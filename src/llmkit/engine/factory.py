@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.config import EngineConfig
 from llmkit.config.combined import publisher_extension
-from llmkit.engine.collection import collection_paused
+from llmkit.engine.collection import collection_paused, freeze_imports
 from llmkit.engine.device import resolve_device
 from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
@@ -88,7 +88,7 @@ class DryRun:
     layout: KVCacheLayout
 
 
-@collection_paused("prepare")
+@collection_paused()
 def prepare_model(config: EngineConfig, registry: Registry | None = None, *, online: bool = False) -> PreparedModel:
     """Find the model, load its tokenizer, fill in every default and check the settings against the model.
 
@@ -102,6 +102,7 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None, *, onl
     registry.check_options()
     device = resolve_device(config.execution.device)
     environment = detect_environment(device)
+    freeze_imports()
     source = resolve_model(config, registry, environment)
     resolved = resolve_config(
         config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device), online=online
@@ -122,7 +123,7 @@ def build_engine(
     return start_engine(prepare_model(config, registry), progress)
 
 
-@collection_paused("start")
+@collection_paused()
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
     from llmkit.engine.core import EngineCore
