@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +198,46 @@ def test_tokenizer_of_a_gguf_for_another_model(smollm2_gguf: Path, tmp_path: Pat
     tokenizer = load_tokenizer(source, config, registry)
     assert tokenizer is not None
     assert tokenizer.encode("Hello world") == [19556, 905]
+
+
+class TestPathsThatAreNoModels:
+    """Whatever the operating system says of a path, the answer is a ModelError that names it."""
+
+    def resolve(self, name: str, registry: Registry) -> None:
+        resolve_model(EngineConfig(model=ModelConfig(model=name)), registry)
+
+    @pytest.mark.parametrize("name", ["/dev/null", "a" * 5000, "~nobody-here/model", "zero\0byte", "loop"])
+    def test_odd_names(self, name: str, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("loop").symlink_to("loop")
+        with pytest.raises(ModelError):
+            self.resolve(name, registry)
+
+    def test_a_pipe_is_not_waited_for(self, registry: Registry, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.gguf")
+        with pytest.raises(ModelError, match="neither a folder nor a file"):
+            self.resolve(str(tmp_path / "pipe.gguf"), registry)
+
+    def test_a_folder_that_may_not_be_read(
+        self, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "closed").mkdir()
+
+        def refused(_: Path) -> Iterator[Path]:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "iterdir", refused)
+        with pytest.raises(ModelError, match=r"closed.* cannot be read: Permission denied"):
+            self.resolve(str(tmp_path / "closed"), registry)
+
+    def test_a_cache_that_may_not_be_read(
+        self, registry: Registry, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        empty_cache.mkdir(parents=True)
+
+        def refused(_: Path) -> Iterator[Path]:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "iterdir", refused)
+        with pytest.raises(ModelError, match="LLMKIT_CACHE"):
+            self.resolve("some-name", registry)

@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from llmkit.errors import ModelError
+from llmkit.errors import ModelError, shown
 from llmkit.frontend import model_store
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -18,6 +18,19 @@ def find_model(name: str) -> Path:
     not hide the model of its name.
 
     Raises ModelError saying what there is instead."""
+    try:
+        path = _find(name)
+        special = not path.is_dir() and not path.is_file()
+    except OSError as error:
+        raise ModelError(f"The model {shown(name, 200)} cannot be read: {error.strerror}.") from error
+    except (ValueError, RuntimeError) as error:  # a null character; a home of nobody
+        raise ModelError(f"The model {shown(name, 200)} cannot be read: {error}.") from error
+    if special:
+        raise ModelError(f"{path} is neither a folder nor a file with a model in it.")
+    return path
+
+
+def _find(name: str) -> Path:
     path = Path(name).expanduser()
     found = model_store.installed()
     if path.exists() and not (name in found and path.is_dir() and not any(path.iterdir())):
@@ -35,7 +48,12 @@ def find_model(name: str) -> Path:
 
 def unrecognised_model(path: Path) -> ModelError:
     """Why no format reads `path`, which exists."""
-    names = [path.name] if path.is_file() else sorted(entry.name for entry in path.iterdir())
+    try:
+        names = [path.name] if path.is_file() else sorted(entry.name for entry in path.iterdir())
+        if path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        return ModelError(f"{path} cannot be read: {error.strerror}.")
     pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
     if pickles:
         return ModelError(

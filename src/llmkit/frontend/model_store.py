@@ -48,18 +48,25 @@ CATALOGUE: dict[str, CatalogueEntry] = {
 
 
 def installed() -> dict[str, Path]:
-    """Name → GGUF file or model folder, of every model in the cache."""
+    """Name → GGUF file or model folder, of every model in the cache. What this user may not read is left out.
+
+    Raises ModelError if that is the cache itself."""
     folder = cache_folder() / "models"
-    if not folder.is_dir():
-        return {}
+    try:
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise ModelError(
+            f"The model cache {folder} cannot be read: {error.strerror}.", hint="LLMKIT_CACHE names another folder."
+        ) from error
     found: dict[str, Path] = {}
-    for entry in sorted(folder.iterdir()):
+    for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir() and (path := _model_in(entry)) is not None:
-            found[entry.name] = path
-        elif entry.suffix == ".gguf":
-            found[entry.stem] = entry
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and (path := _model_in(entry)) is not None:
+                found[entry.name] = path
+            elif entry.suffix == ".gguf":
+                found[entry.stem] = entry
     return found
 
 
