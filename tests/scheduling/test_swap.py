@@ -192,6 +192,20 @@ def test_forks_are_swapped_one_by_one(depth):
     assert run.core.stats().num_swaps
 
 
+def test_a_block_that_is_copied_for_a_fork_is_not_filled_from_the_host_before():
+    """The last fork of a leader that has ended and a swapped request enter with one plan: the leader's last block is
+    free then, but it is read by that plan."""
+    run = SchedulingHarness(
+        Swapping(), num_blocks=6, block_size=2, max_num_batched_tokens=4, max_num_seqs=3, num_host_blocks=12,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    run.add("forked", [0, 1, 1, 1, 0, 0], 2, n=2)
+    run.add("swapped", [0, 0, 0, 1, 0, 0, 0], 2)
+    run.run()
+    assert run.executor.num_swapped_in
+    run.check_answers()
+
+
 def test_prefill_and_decode_stay_apart_when_a_swapped_request_comes_back():
     plans = []
     run = crowd(Apart(), before_step=plans.append, requests=4)

@@ -32,8 +32,10 @@ def find_model(name: str) -> Path:
 
 def _find(name: str) -> Path:
     path = Path(name).expanduser()
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        return path
     found = model_store.installed()
-    if path.exists() and not (name in found and path.is_dir() and not any(path.iterdir())):
+    if path.exists() and name not in found:
         return path
     if name in found:
         return found[name]

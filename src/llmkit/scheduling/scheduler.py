@@ -144,6 +144,7 @@ class Scheduler:
         if not batch.requests and transfers is None:
             return None
         swaps = self.manager.swap_space.take_copies()
+        self.memory.planned()
         plan = batch.build(self._next_step, self.running.take_removed_slots(), transfers, swaps)
         self._next_step += 1
         return plan
@@ -196,6 +197,7 @@ class Scheduler:
         last_words = self._lifecycle.last_words(message)
         try:
             self.abort([output.request_id for output in last_words])
+            self.memory.planned()
             self.check_integrity()
             space = self.manager.swap_space
             in_order = not self.num_unfinished and not self.manager.num_sequences and space.num_free == space.num_blocks

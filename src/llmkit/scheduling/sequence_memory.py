@@ -38,6 +38,7 @@ class SequenceMemory:
         self._give_up_more = give_up_more
         self._kept: dict[Request, None] = {}
         self._swapped: dict[Request, None] = {}
+        self._copied: list[int] = []
 
     def grow(self, request: Request, num_tokens: int) -> list[TableUpdate] | None:
         """Room for `num_tokens` tokens of a running request; None if somebody would have to be preempted."""
@@ -76,10 +77,25 @@ class SequenceMemory:
             self.manager.free(request)
             return False
         request.counted = True
+        self._keep_copied(start)
         self.forget_swapped(request)
         request.capacity = self.manager.capacity(request)
         request.commit_at = self.manager.next_commit(request)
         return True
+
+    def _keep_copied(self, start: Start) -> None:
+        """What a fork copies must stay until the plan is done: a sequence that comes back from the host in the same
+        plan could otherwise be given the block of a parent that ends with its last fork, and be copied there first."""
+        if start.block_copies:
+            sources = [source for source, _ in start.block_copies]
+            self._copied += sources
+            self.manager.hold(sources)
+
+    def planned(self) -> None:
+        """A plan has been made: what it copies need not be kept any longer."""
+        if self._copied:
+            self.manager.release(self._copied)
+            self._copied = []
 
     def commit(self, request: Request, num_computed_tokens: int) -> None:
         """The first `num_computed_tokens` tokens of a running request have been computed."""
