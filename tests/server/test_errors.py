@@ -38,6 +38,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
     ids=lambda data: repr(data[:32]),
 )
 def test_bodies_that_are_no_json_object(served, refusal, path, data):
+    """B62."""
     message = refusal(served.call("POST", path, content=data, headers=JSON), 400, None)
     assert "body" in message
     assert "sys." not in message
@@ -124,6 +125,7 @@ def test_bodies_that_are_no_json_object(served, refusal, path, data):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_fields_of_a_chat_are_named_before_a_stream_begins(served, refusal, fields, param, stream):
+    """B62; B58: stream_options without a stream."""
     body = {"messages": MESSAGES, **({"stream": True} if stream and "stream" not in fields else {}), **fields}
     if stream and fields == {"stream_options": {}}:
         body["stream"] = False
@@ -198,6 +200,7 @@ def test_lengths_are_told_plainly(served, refusal):
 
 
 def test_unknown_endpoints_and_methods(served, refusal):
+    """B62."""
     refusal(served.call("GET", "/nope"), 404, None)
     refusal(served.call("GET", "/v1/completions"), 405, None)
     refusal(served.call("DELETE", "/health"), 405, None)
@@ -214,6 +217,7 @@ def test_bodies_must_be_declared_as_json(served, refusal):
 
 
 def test_unknown_fields_are_accepted_and_named(served, caplog):
+    """B62."""
     response = served.chat(foo=1, zap={"a": 2}, **{"b\nad": 1})
     assert response.status_code == 200
     assert response.headers["x-llmkit-unknown-fields"] == "b?ad, foo, zap"

@@ -43,6 +43,7 @@ def test_streamed_chat(client):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_stream_helper_rebuilds_the_same_message(client, n):
+    """B60."""
     fields = {"model": "smol", "messages": G4, "temperature": 0, "n": n}
     with client.chat.completions.stream(**fields) as stream:
         rebuilt = stream.get_final_completion()
@@ -84,6 +85,7 @@ def test_structured_output_with_a_pydantic_model(client):
 
 
 def test_errors_are_the_clients_own(client):
+    """B62."""
     with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 2") as caught:
         client.chat.completions.create(model="smol", messages=G4, temperature=9)
     assert caught.value.param == "temperature"

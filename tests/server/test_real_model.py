@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 G1 = "The English alphabet: A B C D E F G"
@@ -15,7 +18,10 @@ G4 = [{"role": "user", "content": "What is 2+2? Answer with one number."}]
 CHILI = "\N{HOT PEPPER}"
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
+LARGEST_GAP_S = 1.0
+
 pytestmark = pytest.mark.model
+deep = pytest.mark.skipif(os.environ.get("LLMKIT_DEEP_TESTS") != "1", reason="LLMKIT_DEEP_TESTS=1 runs it")
 
 
 @pytest.fixture
@@ -204,6 +210,55 @@ def test_b42_equal_request_ids(live):
         for prompt, text in pool.map(ask, [*prompts, *prompts]):
             assert prompts[prompt].startswith(text[:4])
             assert text == prompts[prompt]
+
+
+def alternatives(depth):
+    """Pairs within one another, of which both may hold."""
+    if depth == 0:
+        return {"minimum": 0}
+    return {"oneOf": [{"properties": {name: alternatives(depth - 1)}} for name in "ab"]}
+
+
+EXPLOSIVE = {
+    "alternatives": alternatives(12),
+    "pattern": {"type": "string", "pattern": "(a{1,500}){1,500}"},
+    "maxLength": {"type": "string", "maxLength": 1_000_000},
+    "properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3_000)}},
+    "enum": {"enum": [f"value number {i}" for i in range(20_000)]},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["alternatives", "pattern", "maxLength", *(pytest.param(name, marks=deep) for name in ("properties", "enum"))],
+)
+def test_b48_a_stream_goes_on_while_a_schema_is_compiled(live, refusal, name):
+    """Whoever asked for it may go away meanwhile; that leaves nothing behind."""
+    assert text_of(live.chat(G4, structured_outputs={"choice": ["yes"]})) == "yes"  # the compile process is there
+
+    def ask():
+        body = {"messages": G4, "structured_outputs": {"json": EXPLOSIVE[name]}, "max_tokens": 3}
+        try:
+            return live.client.post("/v1/chat/completions", json=body, timeout=2.0)
+        except httpx.ReadTimeout:
+            return None
+
+    body = {"prompt": G1, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(1) as pool, live.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        asked = pool.submit(ask)
+        gaps, last = [], time.perf_counter()
+        while not asked.done():
+            next(lines)
+            gaps.append(time.perf_counter() - last)
+            last = time.perf_counter()
+    answer = asked.result()
+    if answer is not None and answer.status_code != 200:
+        refusal(answer, 400, "structured_outputs")
+    assert name != "alternatives" or answer is None or answer.status_code == 400
+    assert max(gaps, default=0.0) < LARGEST_GAP_S
+    assert text_of(live.chat(G4)) == "The answer is 4."
 
 
 def test_b50_schemas_are_met_or_refused(live, refusal):

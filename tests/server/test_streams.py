@@ -18,6 +18,7 @@ def news(chunk):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_chunks_of_a_chat(served, events, n):
+    """B60."""
     served.engine.answers = ["Hello", "Good day"]
     chunks = events(served.chat(n=n, stream=True))
     assert len({(c["id"], c["created"], c["model"], c["object"], c["system_fingerprint"]) for c in chunks}) == 1
@@ -45,6 +46,7 @@ def test_chunks_join_up_to_the_whole_answer(served, events):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"continuous_usage_stats": True}])
 def test_no_usage_unless_it_is_asked_for(served, events, path, n, options):
+    """B58."""
     chunks = events(served.post(path, body_of(path, n=n, stream=True, stream_options=options)))
     assert all("usage" not in chunk and len(chunk["choices"]) == 1 for chunk in chunks)
 
@@ -53,6 +55,7 @@ def test_no_usage_unless_it_is_asked_for(served, events, path, n, options):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_usage_when_it_is_asked_for(served, events, path, n, continuous):
+    """B58."""
     served.engine.answers = ["Hello", "no"]
     options = {"include_usage": True, "continuous_usage_stats": continuous}
     *chunks, last = events(served.post(path, body_of(path, n=n, stream=True, stream_options=options)))
