@@ -213,9 +213,12 @@ class Driver:
         seed: int = 0,
         computed: int = 0,
         blocks: list[list[int]] | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        stops: Sequence[int] = (),
         **params: Any,
     ) -> None:
-        """A sequence enters with the next step; `blocks` per group hold its first `computed` tokens."""
+        """A sequence enters with the next step; `blocks` per group hold its first `computed` tokens. bad_words and
+        stops as tokens."""
         tokens = [*prompt, *output]
         sequence = Sequence_(tokens, len(prompt), computed, blocks or [[] for _ in self.layout.groups])
         self.sequences[slot] = sequence
@@ -224,6 +227,8 @@ class Driver:
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(**{"temperature": 0.0, "logprobs": -1, **params}),
             max_tokens=MAX_LEN,
+            bad_words_ids=tuple(tuple(words) for words in bad_words),
+            stop_token_ids=frozenset(stops),
         )
         self._added.append(AddedRow(slot, request, 0, seed, list(tokens), len(prompt), tuple(sequence.blocks)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,8 +32,14 @@ TRUNCATED: list[dict[str, Any]] = [
 ]
 PROCESSED: list[dict[str, Any]] = [
     {"temperature": 1.2, "seed": 4, "top_k": 20, "frequency_penalty": 0.8, "repetition_penalty": 1.3, "logprobs": 3},
-    {"temperature": 0, "logit_bias": {7: 1.5}, "presence_penalty": 1.0, "bad_words": "x"},
-    {"temperature": 0.9, "seed": 12, "allowed_token_ids": [3, 4, 5, 9, 11, 12], "logprobs": -1, "min_tokens": 3},
+    {"temperature": 0, "logit_bias": {7: 1.5}, "presence_penalty": 1.0},
+    {"temperature": 0.9, "seed": 12, "allowed_token_ids": [3, 4, 5, 9, 11, 12], "logprobs": -1, "min_tokens": 8,
+     "stops": [4, 9, 11]},
+]  # fmt: skip
+FORBIDDING: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.5, "seed": 5, "bad_words": [[a, b] for a in range(40) for b in range(40) if (a + b) % 3]},
+    {"temperature": 0.8, "seed": 8, "top_k": 9},
 ]
 
 
@@ -91,7 +98,7 @@ def test_the_tokens_are_those_of_steps_one_after_another(driver, shape, ahead):
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("mixture", [TRUNCATED, PROCESSED], ids=["truncated", "processed"])
+@pytest.mark.parametrize("mixture", [TRUNCATED, PROCESSED, FORBIDDING], ids=["truncated", "processed", "forbidding"])
 def test_whatever_a_row_asks_for_its_step_is_launched_ahead(driver, mixture, ahead):
     """With graphs' static inputs and without; the reference is the runner that waits."""
     tokens, entries = reported(driver(), mixture, 0)
@@ -99,6 +106,10 @@ def test_whatever_a_row_asks_for_its_step_is_launched_ahead(driver, mixture, ahe
     d.runner.execute = None  # what waits is not called
     assert reported(d, mixture, ahead) == (tokens, entries)
     assert any(entries) == (mixture is PROCESSED)
+    if mixture is FORBIDDING:
+        answer = tokens[1][len(PROMPT) - 1 :]
+        assert len(answer) > 8
+        assert all((a + b) % 3 == 0 for a, b in pairwise(answer)), "a forbidden pair of tokens"
 
 
 def test_decode_steps_are_padded(driver):
