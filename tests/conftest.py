@@ -18,6 +18,7 @@ import pytest
 from llmkit.errors import ModelError
 
 DATA = Path(__file__).parent / "data"
+E2E = Path(__file__).parent / "e2e"
 MAX_WORKERS = 4
 
 # Read by OpenMP when torch is loaded, here and in the processes that tests start. One thread by default: tests run side
@@ -55,8 +56,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with the real model first: they take the longest, and must not be what everyone waits for at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("model") is None)
+    """Tests with the real model first, the longest of them before the others: they must not be what everyone waits for
+    at the end, and a process without work takes over the last ones of another."""
+    items.sort(key=lambda item: (item.get_closest_marker("model") is None, not item.path.is_relative_to(E2E)))
 
 
 @pytest.fixture(autouse=True)
