@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,8 +27,9 @@ pytest.importorskip("moto")
 PROMPT = list(range(1, 18))
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+@contextmanager
+def served() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of its own, and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,10 +38,16 @@ def endpoint() -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(url, server)
-        yield url
+        yield url, server
     finally:
-        server.terminate()
+        server.kill()
         server.wait()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with served() as (url, _):
+        yield url
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
@@ -60,6 +69,10 @@ def options(endpoint: str) -> dict[str, Any]:
 
 @pytest.fixture
 def bucket(endpoint: str) -> str:
+    return new_bucket(endpoint)
+
+
+def new_bucket(endpoint: str) -> str:
     name = f"llmkit-{uuid.uuid4().hex[:12]}"
     request = urllib.request.Request(f"{endpoint}/{name}", method="PUT", headers={"Authorization": "AWS test:test"})
     urllib.request.urlopen(request, timeout=10).close()
@@ -107,6 +120,27 @@ def test_a_bucket_that_is_not_there_is_a_miss_and_a_skipped_store(blocks: Any, o
     assert tier.store(blocks.space, key, memoryview(blocks.payload(key))) is StoreOutcome.FAILED
     assert not tier.load(blocks.space, key, memoryview(bytearray(blocks.size)))
     assert tier.find([blocks.space], 0, [key.content_hash]) == []
+
+
+@pytest.mark.skipif(not os.environ.get("LLMKIT_DEEP_TESTS"), reason="takes seconds: LLMKIT_DEEP_TESTS=1")
+def test_a_server_that_dies_leaves_misses_and_skipped_stores(blocks: Any, make_rig: Callable[..., Any]):
+    """In the middle of its life, with blocks that the tier knows it has; an engine computes what it cannot load."""
+    quick = {"config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}}
+    with served() as (url, server):
+        options = {"endpoint_url": url, "key": "test", "secret": "test"} | quick
+        place = f"s3://{new_bucket(url)}/kv"
+        tier = FileTier(open_medium(place, options), None)
+        key, other = blocks.key(1), blocks.key(2)
+        assert tier.store(blocks.space, key, memoryview(blocks.payload(key))) is StoreOutcome.STORED
+        first = make_rig(url=place, storage_options=options)
+        assert first.serve(PROMPT) == 0
+        second = make_rig(url=place, storage_options=options)
+        server.kill()
+        server.wait()
+        assert not tier.load(blocks.space, key, memoryview(bytearray(blocks.size)))
+        assert tier.store(blocks.space, other, memoryview(blocks.payload(other))) is StoreOutcome.FAILED
+        assert tier.find([blocks.space], 0, [key.content_hash]) == []
+        assert second.serve(PROMPT) == 0
 
 
 def test_engines_share_a_bucket(make_rig: Callable[..., Any], bucket: str, options: dict[str, Any]):
