@@ -13,7 +13,8 @@ _frozen = False
 def collection_paused() -> Iterator[None]:
     """No garbage collection while this lasts; where the collector is off already, nothing happens.
 
-    A start imports and builds about a million objects, and the collector would walk over them again and again.
+    A start imports some hundred thousand objects, and the collector would walk over them again and again. Not for the
+    reading of weights: garbage that holds some of them would add to the peak of memory.
     """
     if not gc.isenabled():
         yield

@@ -123,7 +123,6 @@ def build_engine(
     return start_engine(prepare_model(config, registry), progress)
 
 
-@collection_paused()
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
     from llmkit.engine.core import EngineCore
