@@ -207,6 +207,12 @@ def test_unknown_endpoints_and_methods(served, refusal):
     refusal(served.call("POST", "/v1/chat/completions/"), 404, None)
 
 
+@pytest.mark.parametrize("name", ["none", "a%2Fb", "%0A", "a%0Ab", "scripted%0A", "%E2%80%A8", "%00"])
+def test_a_model_of_any_name_is_answered_by_its_route(served, refusal, name):
+    """The error names what is to blame, also where a name has line ends, which path patterns stop at."""
+    refusal(served.call("GET", f"/v1/models/{name}"), 404, "model")
+
+
 def test_bodies_must_be_declared_as_json(served, refusal):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         headers = {"content-type": kind}
