@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import typer
 
 import llmkit
+from llmkit.engine.collection import own_process
 from llmkit.errors import ConfigError, InvalidRequestError, LlmkitError
 from llmkit_cli.registry import BUILTIN_COMMANDS, load_command, plugin_commands
 
@@ -24,6 +25,7 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `--debug` anywhere before `--` shows the whole traceback of an error."""
     open_missing_streams()
+    own_process()
     args, debug = take_debug_flag(list(sys.argv[1:] if arguments is None else arguments))
     try:
         dispatch(args)

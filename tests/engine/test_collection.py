@@ -22,6 +22,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(collection, "_frozen", False)
+    monkeypatch.setattr(collection, "_owned", True)
     yield
     gc.unfreeze()
     gc.enable()
@@ -49,6 +50,17 @@ def test_only_what_was_there_before_the_first_engine_is_kept_out_of_collections(
         gc.collect()
         assert seen() is None
     assert gc.get_freeze_count() > 0
+
+
+def test_what_an_application_has_is_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "_owned", False)
+    node = Node()
+    seen = weakref.ref(node)
+    with collection_paused():
+        freeze_imports()
+    del node
+    gc.collect()
+    assert seen() is None
 
 
 def test_garbage_from_before_is_not_kept() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from llmkit import (
@@ -332,3 +333,39 @@ def test_calls_of_plugins_are_counted():
     assert steps >= 6
     assert timings["model", "LlamaForCausalLM"].calls["forward"].calls == steps
     assert timings["attention", "torch"].calls["plan"].calls == steps
+
+
+@pytest.mark.parametrize("value", [7, "a", b"a", [1], {"a": 1}, np.array([1, 2]), object()])
+@pytest.mark.parametrize(
+    "name", ["tools", "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message"]
+)
+def test_chat_arguments_of_another_type_are_refused_by_name(llm, name, value):
+    if name == "chat_template_kwargs" and isinstance(value, dict):
+        value = {1: "not a name"}
+    with pytest.raises(InvalidRequestError) as caught:
+        next(llm.stream([{"role": "user", "content": "x"}], **{name: value}))
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", [None, 7, b"text", ["text"]])
+def test_only_text_is_encoded(llm, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.encode(value)
+    assert caught.value.param == "text"
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [None], [1.5], [-1], [2**40], np.array([[1]])])
+def test_only_token_ids_are_decoded(llm, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.decode(value)
+    assert caught.value.param == "token_ids"
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array([]), 0])
+def test_arrays_are_no_user_and_no_salt(llm, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate([1, 2], user=value, options=RequestOptions(user="u"))
+    assert caught.value.param == "user"
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate({"prompt_token_ids": [1], "cache_salt": value})
+    assert caught.value.param == "cache_salt"

@@ -214,3 +214,11 @@ def test_values_that_cannot_even_be_shown(field, value):
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{field: value})
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("value", [np.True_, bytearray(b"1")])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "presence_penalty", "n", "seed"])
+def test_truth_and_bytes_are_no_numbers(field, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field

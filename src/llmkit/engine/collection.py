@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _frozen = False
+_owned = False
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def collection_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    if not _frozen:
+    if _owned and not _frozen:
         gc.collect()  # so that `freeze_imports` keeps nobody's garbage
     gc.disable()
     try:
@@ -28,13 +29,20 @@ def collection_paused() -> Iterator[None]:
         gc.enable()
 
 
+def own_process() -> None:
+    """Say that this process is llmkit's: all that is there when an engine is built may stay as long as the process."""
+    global _owned
+    _owned = True
+
+
 def freeze_imports() -> None:
-    """Take what there is now out of later collections, the first time in a process only.
+    """Take what there is now out of later collections, the first time in a process only, and only if it is llmkit's:
+    where an application embeds an engine, its own objects must stay collectable.
 
     To be called when the large libraries are there and nothing of an engine is yet: an engine's own objects must stay
     collectable, or its weights would outlive it.
     """
     global _frozen
-    if not _frozen and not gc.isenabled():
+    if _owned and not _frozen and not gc.isenabled():
         _frozen = True
         gc.freeze()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llmkit.config import EngineConfig, load_config
 from llmkit.errors import ConfigError, InvalidRequestError, ModelError
 from llmkit.frontend.chat_template import ChatTemplate
 from llmkit.frontend.generation_defaults import default_sampling_params, end_of_sequence_ids
 from llmkit.frontend.input_processor import InputProcessor, ModelLimits
+from llmkit.requests import validation
 
 if TYPE_CHECKING:
     from llmkit.engine.factory import PreparedModel
@@ -88,13 +89,27 @@ def render_arguments(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """`chat`'s arguments as `ChatTemplate.render` takes them."""
+    """`chat`'s arguments as `ChatTemplate.render` takes them. Raises InvalidRequestError for one of another type."""
+    validation.flag("continue_final_message", continue_final_message)
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     return {
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": validation.flag("add_generation_prompt", add_generation_prompt),
         "continue_final_message": continue_final_message,
-        "tools": tools,
-        "documents": documents,
-        "variables": chat_template_kwargs,
+        "tools": _mappings("tools", tools),
+        "documents": _mappings("documents", documents),
+        "variables": _variables(chat_template_kwargs),
     }
+
+
+def _mappings(param: str, value: Any) -> Sequence[Mapping[str, Any]] | None:
+    listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+    if value is None or (listed and all(isinstance(item, Mapping) for item in value)):
+        return cast("Sequence[Mapping[str, Any]] | None", value)
+    raise validation.refuse(param, value, "a list of mappings")
+
+
+def _variables(value: Any) -> Mapping[str, Any] | None:
+    if value is None or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        return value
+    raise validation.refuse("chat_template_kwargs", value, "a mapping with text keys")

@@ -122,7 +122,9 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             priority=_checked_priority(options.priority),
             user=_checked_text(options.user, "user"),
-            cache_salt=_checked_text(parsed.cache_salt or options.cache_salt, "cache_salt"),
+            cache_salt=_checked_text(
+                options.cache_salt if parsed.cache_salt is None else parsed.cache_salt, "cache_salt"
+            ),
             kv_transfer_params=checked_transfer_params(options.kv_transfer_params),
             grammar=(grammar or self.grammar_task(params)) if max_tokens > 0 else None,
         )

@@ -29,6 +29,7 @@ from llmkit.frontend.prompts import (
     options_each,
 )
 from llmkit.frontend.request_loop import RequestLoop
+from llmkit.requests import validation
 from llmkit.requests.message import Pooling
 from llmkit.requests.output import EmbeddingOutput, RequestOutput
 from llmkit.requests.sampling_params import OutputKind, SamplingParams
@@ -199,12 +200,16 @@ class LLM:
         return self._inputs.tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises InvalidRequestError if the model has no tokenizer."""
+        """Token ids of `text`. Raises InvalidRequestError if the model has no tokenizer, or for anything but text."""
+        if not isinstance(text, str):
+            raise validation.refuse("text", text, "a text")
         return self._tokenizer().encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`. Raises InvalidRequestError if the model has no tokenizer."""
-        return self._tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """Text of `token_ids`; ids without a token become nothing. Raises InvalidRequestError if the model has no
+        tokenizer, or for anything but ids from 0."""
+        ids = validation.integers("token_ids", token_ids, "a list of token ids", 0, 2**31 - 1)
+        return self._tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
 
     # Life cycle
 

@@ -58,10 +58,16 @@ def options_each(options: Any, count: int, **fields: Any) -> list[Any]:
             before = each[i] if each[i] is not None else RequestOptions()
             if not isinstance(before, RequestOptions):
                 continue  # refused with the prompt it belongs to
-            if getattr(before, name) not in (getattr(RequestOptions, name), one):
+            if not _agree(getattr(before, name), getattr(RequestOptions, name), one):
                 raise InvalidRequestError(f"{name} and options say different things about the {name}.", param=name)
             each[i] = replace(before, **{name: one})
     return each
+
+
+def _agree(value: Any, unset: Any, other: Any) -> bool:
+    """Whether `value` is not set, or the same as `other`. Either may be anything: arrays have no single answer."""
+    plain = (str, int, type(None))
+    return isinstance(value, plain) and (value == unset or (isinstance(other, plain) and value == other))
 
 
 def one_each(name: str, value: Any, count: int) -> Sequence[Any]:

@@ -37,7 +37,7 @@ def _integer_range(low: int | None, high: int | None) -> str:
 
 def number(param: str, value: Any, allowed: str, low: float, high: float, *, open_low: bool = False) -> float:
     """A finite float within low..high (low itself excluded with `open_low`); `allowed` words the range."""
-    if isinstance(value, (bool, str, bytes)):
+    if isinstance(value, (bool, str, bytes, bytearray)) or type(value).__name__ in ("bool", "bool_"):  # numpy's
         raise refuse(param, value, allowed)
     try:
         result = float(value)
@@ -87,6 +87,11 @@ def token_ids(param: str, value: Any, limit: int) -> tuple[int, ...]:
     if len(items) > limit:
         raise InvalidRequestError(f"{param} may hold at most {limit} ids, got {len(items)}.", param=param)
     return tuple(dict.fromkeys(integer(param, item, 0, 2**31 - 1) for item in items))
+
+
+def integers(param: str, value: Any, allowed: str, low: int, high: int) -> list[int]:
+    """Any number of integers, each within low..high; `allowed` words what they are."""
+    return [integer(param, item, low, high) for item in _items(param, value, allowed)]
 
 
 def logit_bias(param: str, value: Any, limit: int) -> dict[int, float] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import zmq
 
+from llmkit.engine.collection import own_process
 from llmkit.engine.process import messages
 from llmkit.engine.process.boot import Boot, Builder, import_main, read_frame
 from llmkit.engine.process.messages import Failed, FromChild, Hello, Progress, Ready
@@ -40,6 +41,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait_briefly()
+    own_process()
     stream = _own_stdin()
     boot: Boot = pickle.loads(read_frame(stream))
     _log_to_stderr(boot.log_level, boot.log_format)
