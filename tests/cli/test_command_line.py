@@ -176,6 +176,33 @@ def test_errors_are_one_paragraph_without_a_traceback(llmkit, monkeypatch, argum
         assert word in err
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": "a", "max_tokens": 3}, ["prompts.jsonl:2", "'max_tokens'", "prompt, user, priority"]),
+        ({"prompt": 3}, ["prompts.jsonl:2", '"prompt"']),
+        (["a"], ["prompts.jsonl:2", '"prompt"']),
+    ],
+)
+def test_a_line_of_a_prompts_file_that_cannot_be_meant(llmkit, tmp_path, line, words):
+    """Refused before a model is looked for: a parameter that is passed over in silence would change the answers."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "user": "u", "priority": 1}) + "\n" + json.dumps(line))
+    code, _, err = llmkit("generate", "--model", "/nowhere/model", "--prompts-file", str(file))
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("name", ["fcsf", "llmkit:nope", "json:nope", "no_such_package:nope"])
+def test_a_plugin_that_does_not_exist_is_a_usage_error(llmkit, name):
+    code, _, err = llmkit("bench", "latency", "--shape", "smollm2-135m", "--dry-run", "--scheduler", name)
+    assert code == 2
+    assert name.rpartition(":")[2] in err
+    assert len(err.splitlines()) == 1
+
+
 def test_debug_shows_the_traceback(llmkit):
     code, _, err = llmkit("config", "show", "--max-num-seqs", "0", "--debug")
     assert code == 2

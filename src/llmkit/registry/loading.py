@@ -27,6 +27,10 @@ class LoadFailure(Exception):
     """Why a front door cannot be used; becomes a PluginError once the plugin's name and package are added."""
 
 
+class NoFrontDoor(LoadFailure):
+    """The module is there and does not have the attribute."""
+
+
 @dataclass(frozen=True)
 class LoadedPlugin:
     """A plugin whose front door has been imported and checked. `manager` has this plugin alone registered, so calling a
@@ -109,7 +113,7 @@ def import_value(value: str) -> Any:
         return _guarded(lambda: attrgetter(attribute)(module), f"reading {value} failed")
     except LoadFailure as failure:
         if isinstance(failure.__cause__, AttributeError):
-            raise LoadFailure(f"the module {module_name} has no attribute {attribute!r}") from None
+            raise NoFrontDoor(f"the module {module_name} has no attribute {attribute!r}") from None
         raise
 
 

@@ -17,13 +17,13 @@ from llmkit.registry.building import call_hook
 from llmkit.registry.discovery import discover_rows
 from llmkit.registry.doctor import Choices, DoctorRow, diagnose
 from llmkit.registry.fault_journal import FaultJournal
-from llmkit.registry.loading import LoadedPlugin, LoadFailure, load_row
+from llmkit.registry.loading import LoadedPlugin, LoadFailure, NoFrontDoor, load_row
 from llmkit.registry.manifest import Manifest, ManifestEntry, front_door_of, importable_name, matching_rows
 from llmkit.registry.observers import Observer
 from llmkit.registry.options import check_options_of_kind, validated_options, without_effect
 from llmkit.registry.policy import PluginPolicy, policy_from
 from llmkit.registry.resolution import conflict_reason, resolve_choice
-from llmkit.registry.rows import FROM_PYTHON, PluginRow
+from llmkit.registry.rows import FROM_PATH, FROM_PYTHON, PluginRow
 from llmkit.registry.selection import Selection
 from llmkit.registry.timings import CallTiming, Timings
 
@@ -164,7 +164,11 @@ class Registry:
             known = self._loaded[row.identity] = self._try_load(row, timeout)
         if isinstance(known, LoadFailure):
             hint = f"Update it (pip install --upgrade {row.distribution})." if row.state == "incompatible" else None
-            raise row.error(str(known), hint) from known
+            error = row.error(str(known), hint)
+            if isinstance(known, NoFrontDoor) and row.distribution == FROM_PATH:
+                # Whoever wrote the path chose what does not exist, as with an unknown name.
+                raise PluginChoiceError(error.message, hint=error.hint) from known
+            raise error from known
         return known
 
     def _try_load(self, row: PluginRow, timeout: float | None) -> LoadedPlugin | LoadFailure:
