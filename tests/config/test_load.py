@@ -57,6 +57,8 @@ def test_false_is_not_dropped(write: Any, key: str, name: str, text: str) -> Non
 def test_lists_stay_lists(write: Any) -> None:
     for text, name in (("extensions: [a, b]", "a.yaml"), ('extensions = ["a", "b"]', "a.toml")):
         assert load(file=write(text, name)).config.extensions == ("a", "b")
+    named = load(file=write("served-model-name: [smol, alias]")).config.server
+    assert named.served_model_names == ("smol", "alias")
 
 
 @pytest.mark.parametrize(

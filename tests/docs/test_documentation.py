@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,16 @@ def test_structure_names_every_package_of_the_core():
     assert missing == []
 
 
+def test_structure_names_every_plugin_package():
+    text = (DOCS / "structure.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert [path for path in packages if path != "src/llmkit" and f"| `{path}` |" not in text] == []
+
+
 def test_structure_names_only_files_that_exist():
     text = (DOCS / "structure.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:src|schedulers|attention_backends|plugins|cli)/[\w/.]+)`", text):
+    for name in re.findall(
+        r"`((?:src|schedulers|attention_backends|connectors|structured|plugins|cli)/[\w/.]+)`", text
+    ):
         assert (ROOT / name).exists(), name

@@ -21,6 +21,9 @@ def hashes(token_ids, cache_salt=None, extra_keys=(), hasher=HASHER):
 def test_b34_shifted_and_swapped_blocks_are_distinct():
     base = [100 * (i + 1) for i in range(16)]
     blocks = {tuple(base)}
+    for base_of_a_polynomial in (31, 2**16 - 1):  # one up, the next down by the base: equal sums in such a hash
+        for up, down in ((1, base_of_a_polynomial), (base_of_a_polynomial, 1)):
+            blocks.add((base[0] + up, max(0, base[1] - down), *base[2:]))
     for shift in (1, 31, 2**16 - 1):
         for step in (-1, 1, 30, 31, 99, 101):
             for i in range(15):
