@@ -1,6 +1,7 @@
 """What HTTP costs: 32 streams over a server beside the same requests in an engine of this process.
 
-    python benchmarks/serve_overhead.py --model MODEL [--workload mixed-32] [--runs 3] [--url NAME=URL ...] [-- FLAGS]
+    python benchmarks/serve_overhead.py --model MODEL [--workload mixed-32] [--runs 3] [--url NAME=URL ...]
+        [--peers FOLDER [--vllm FOLDER] [--llamacpp FILE] [--llamacpp-arguments=-nr]] [-- FLAGS]
 
 Inline: the step loop in this process, every token with its text. Then `llmkit serve` with the same settings, and any
 other OpenAI-compatible server that runs already (--url llama-server=http://127.0.0.1:8080), all requests at once from
@@ -14,11 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from peer_servers import llamacpp_server, vllm_server
 from serving import llmkit_server
 
 from llmkit import LLM, SamplingParams
@@ -100,14 +106,32 @@ def ratios(one: dict[str, float], inline: dict[str, float]) -> dict[str, float]:
     return {key: round(one[key] / inline[key], 3) for key in KEYS if key != "client_load" and inline[key]}
 
 
+def others(arguments: argparse.Namespace) -> Iterator[tuple[str, AbstractContextManager[str]]]:
+    """Servers beside llmkit's: what each is called, and a context with its URL."""
+    for text in arguments.url:
+        name, url = text.split("=", 1)
+        yield name, nullcontext(url)
+    if arguments.vllm is not None:
+        yield "vllm", vllm_server(arguments.peers, arguments.vllm)
+    if arguments.llamacpp is not None:
+        flags = shlex.split(arguments.llamacpp_arguments)
+        yield "llama-server", llamacpp_server(arguments.peers, arguments.llamacpp, flags)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Streams over HTTP beside the inline engine.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", default="mixed-32")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="another server that runs")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="where the other engines are installed")
+    parser.add_argument("--vllm", type=Path, metavar="FOLDER", help="model for vLLM's server")
+    parser.add_argument("--llamacpp", type=Path, metavar="FILE", help="model (GGUF) for llama.cpp's server")
+    parser.add_argument("--llamacpp-arguments", default="", help="more for llama-server, such as =-nr")
     parser.add_argument("flags", nargs="*", help="settings as flags, behind --")
     arguments = parser.parse_args()
+    if arguments.peers is None and (arguments.vllm or arguments.llamacpp):
+        parser.error("--vllm and --llamacpp need --peers")
     settings = dict(flag.removeprefix("--").replace("-", "_").split("=", 1) for flag in arguments.flags)
     with LLM(arguments.model, **settings) as llm:
         items = workload(arguments.workload, int(llm.engine.prepared.source.config["vocab_size"]))
@@ -116,8 +140,9 @@ def main() -> None:
     with llmkit_server(arguments.model, ["--enable-control-endpoints", *arguments.flags]) as running:
         served = medians(asyncio.run(http_runs(running.url, items, arguments.runs, True)))
     result: dict[str, Any] = {"inline": inline, "llmkit serve": {**served, "ratios": ratios(served, inline)}}
-    for name, url in (text.split("=", 1) for text in arguments.url):
-        other = medians(asyncio.run(http_runs(url, items, arguments.runs, False)))
+    for name, server in others(arguments):
+        with server as url:
+            other = medians(asyncio.run(http_runs(url, items, arguments.runs, False)))
         result[name] = {**other, "ratios": ratios(other, inline)}
     print(json.dumps(result, indent=2))
 
