@@ -20,6 +20,7 @@ import torch
 
 from llmkit.jit import runtime, tiles
 from llmkit.jit import vector as ops
+from llmkit.mapped_memory import MappedMemory
 
 GROUP = 32
 ROWS = 16  # of the weight in a panel
@@ -230,9 +231,9 @@ def load() -> None:
         _kernels.update(round=runtime.compile_kernel(_round_kernel), product=runtime.compile_kernel(_product_kernel))
 
 
-def empty_panels(n: int, groups: int, bits: int) -> torch.Tensor:
+def empty_panels(n: int, groups: int, bits: int, memory: MappedMemory) -> torch.Tensor:
     """Memory for a weight of n rows, uint8 [panels, groups, bytes of a block]; rows that a panel lacks are zeros."""
-    panels = torch.empty(-(-n // ROWS), groups, BLOCK_BYTES[bits], dtype=torch.uint8)
+    panels = memory.empty((-(-n // ROWS), groups, BLOCK_BYTES[bits]), torch.uint8)
     if n % ROWS:
         panels[-1].zero_()
     return panels

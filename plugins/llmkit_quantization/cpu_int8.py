@@ -16,6 +16,7 @@ import torch
 
 from llmkit.jit import runtime
 from llmkit.jit import vector as ops
+from llmkit.mapped_memory import MappedMemory
 from llmkit_quantization import cpu_coded, cpu_packed
 from llmkit_quantization.cpu_coded import GROUP
 
@@ -68,7 +69,7 @@ def load() -> dict[str, Any]:
     return _kernels
 
 
-def quantize(weight: torch.Tensor) -> cpu_packed.Packed:
+def quantize(weight: torch.Tensor, memory: MappedMemory) -> cpu_packed.Packed:
     """Quantize a weight [n, k] of any float dtype. Values must be finite and below 8e6 in size."""
     n, k = weight.shape
     groups = -(-k // GROUP)
@@ -77,7 +78,7 @@ def quantize(weight: torch.Tensor) -> cpu_packed.Packed:
         source = torch.nn.functional.pad(source, (0, groups * GROUP - k))
     source = source.contiguous()
     kernel, threads = load()["quantize"], torch.get_num_threads()
-    panels = cpu_coded.empty_panels(n, groups, 8)
+    panels = cpu_coded.empty_panels(n, groups, 8, memory)
     scratch = runtime.scratch_address(64 * threads)
     runtime.launch(kernel, threads, source.data_ptr(), panels.data_ptr(), n, groups, scratch, 64, 0)
     return cpu_packed.Packed(panels, (n, k), 8)

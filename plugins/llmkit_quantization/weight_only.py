@@ -10,6 +10,7 @@ import torch
 from llmkit.errors import ModelError
 from llmkit.hookspecs.kernels import KernelTable
 from llmkit.hookspecs.quantization import QuantizationMethod
+from llmkit.mapped_memory import MappedMemory
 from llmkit_quantization import cpu_int4, cpu_int8, cpu_packed
 from llmkit_quantization.cpu_packed import Packed
 
@@ -20,7 +21,7 @@ class Format:
 
     name: str
     bits: int
-    quantize: Callable[[torch.Tensor], Packed]
+    quantize: Callable[[torch.Tensor, MappedMemory], Packed]
     limit: float
 
 
@@ -33,6 +34,7 @@ class WeightOnly(QuantizationMethod):
 
     def __init__(self, formats: Mapping[str, Format | None]) -> None:
         self.formats = dict(formats)
+        self._memory = MappedMemory()
 
     def pack(self, weight: torch.Tensor, role: str) -> Packed | None:
         """Raises ModelError for values that the format cannot hold, NaN and infinity included."""
@@ -48,7 +50,7 @@ class WeightOnly(QuantizationMethod):
                 f"less than {chosen.limit:g}.",
                 hint="Use --quantization none.",
             )
-        return chosen.quantize(weight)
+        return chosen.quantize(weight, self._memory)
 
     def linear(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,27 +35,37 @@ def lazy_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray[Any, np.d
 
 
 class MappedMemory:
-    """Gives out float32 tensors from large pieces of memory of its own.
+    """Gives out tensors for weights from large pieces of memory of its own.
 
-    A piece goes back to the system when the last of its tensors is gone.
+    Beside the temporaries of loading, weights would keep the heap from being reused and given back. A piece goes back
+    to the system when the last of its tensors is gone.
     """
 
     def __init__(self) -> None:
-        self._piece = np.empty(0, dtype=np.uint8)
+        self._piece: weakref.ref[np.ndarray[Any, np.dtype[np.uint8]]] | None = None
         self._used = 0
 
-    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor [shape] to be written. Raises OSError or MemoryError if the system has no more memory."""
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor [shape] of `dtype` (None: float32) to be written.
+
+        Raises OSError or MemoryError if the system has no more memory.
+        """
         import torch
 
-        count = math.prod(shape)
-        size = -(-4 * count // _ALIGNMENT) * _ALIGNMENT
-        if self._used + size > len(self._piece):
-            self._piece = lazy_zeros(max(size, _PIECE), np.uint8)
-            self._used = 0
-        values = self._piece[self._used : self._used + 4 * count].view(np.float32)
-        self._used += size
-        return torch.from_numpy(values).view(shape)
+        kind = dtype or torch.float32
+        nbytes = math.prod(shape) * kind.itemsize
+        piece, start = self._piece_with(nbytes)
+        self._used = start + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return torch.from_numpy(piece[start : start + nbytes]).view(kind).view(shape)
+
+    def _piece_with(self, nbytes: int) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], int]:
+        """A piece with room for that many bytes, and where in it they begin."""
+        piece = self._piece() if self._piece is not None else None
+        if piece is not None and self._used + nbytes <= len(piece):
+            return piece, self._used
+        piece = np.frombuffer(_mapped(max(nbytes, _PIECE)), np.uint8)
+        self._piece = weakref.ref(piece)
+        return piece, 0
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from llmkit.mapped_memory import MappedMemory
 from llmkit_attention import cpu_kernels
 from llmkit_kernels import cpu_fused, cpu_linear, cpu_panels
 from llmkit_kernels.cpu_table import CPUKernels
@@ -94,14 +95,14 @@ def test_what_does_not_fit_in_panels_is_kept_as_it_is(weight: torch.Tensor) -> N
 
 @pytest.mark.parametrize(("quantize", "spread"), [(cpu_int4.quantize, 0.09), (cpu_int8.quantize, 0.006)])
 @pytest.mark.parametrize(("n", "k"), [(192, 576), (577, 1536), (7, 32), (33, 70), (1, 5)])
-def test_quantization(quantize: Callable[[torch.Tensor], Packed], spread: float, n: int, k: int) -> None:
+def test_quantization(quantize: Callable[[torch.Tensor, MappedMemory], Packed], spread: float, n: int, k: int) -> None:
     torch.manual_seed(n + k)
     weight = torch.randn(n, k)
-    packed = quantize(weight)
+    packed = quantize(weight, MappedMemory())
     decoded = cpu_packed.dequantize(packed)
     assert packed.shape == (n, k)
     assert float((decoded - weight).norm() / weight.norm()) < spread
-    assert torch.equal(cpu_packed.dequantize(quantize(decoded)), decoded)
+    assert torch.equal(cpu_packed.dequantize(quantize(decoded, MappedMemory())), decoded)
     ids = torch.randint(0, n, (2, 3))
     assert torch.equal(cpu_packed.embedding(ids, packed), decoded[ids])
     with pytest.raises(IndexError):
@@ -117,10 +118,10 @@ def test_quantization(quantize: Callable[[torch.Tensor], Packed], spread: float,
 
 @pytest.mark.parametrize("quantize", [cpu_int4.quantize, cpu_int8.quantize])
 def test_a_row_times_codes_does_not_depend_on_the_rows_beside_it_nor_on_threads(
-    quantize: Callable[[torch.Tensor], Packed],
+    quantize: Callable[[torch.Tensor, MappedMemory], Packed],
 ) -> None:
     x = torch.randn(700, 1536) * torch.rand(1536).mul(9).exp()
-    packed, bias = quantize(torch.randn(70, 1536)), torch.randn(70)
+    packed, bias = quantize(torch.randn(70, 1536), MappedMemory()), torch.randn(70)
     whole = cpu_packed.linear(x, packed, bias)
     before = torch.get_num_threads()
     try:
@@ -134,8 +135,10 @@ def test_a_row_times_codes_does_not_depend_on_the_rows_beside_it_nor_on_threads(
 
 @pytest.mark.parametrize("quantize", [cpu_int4.quantize, cpu_int8.quantize])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_shows_in_its_row_alone(quantize: Callable[[torch.Tensor], Packed], value: float) -> None:
-    x, packed = torch.randn(5, 96), quantize(torch.randn(40, 96))
+def test_what_is_not_finite_shows_in_its_row_alone(
+    quantize: Callable[[torch.Tensor, MappedMemory], Packed], value: float
+) -> None:
+    x, packed = torch.randn(5, 96), quantize(torch.randn(40, 96), MappedMemory())
     x[2, 50] = value
     y = cpu_packed.linear(x, packed)
     assert not y[2].isfinite().any()
@@ -145,7 +148,7 @@ def test_what_is_not_finite_shows_in_its_row_alone(quantize: Callable[[torch.Ten
 def test_products_with_codes_take_any_size() -> None:
     """A large element beside small ones, numbers near the ends of float32, and nothing but zeros."""
     torch.manual_seed(6)
-    packed = cpu_int4.quantize(torch.randn(48, 64))
+    packed = cpu_int4.quantize(torch.randn(48, 64), MappedMemory())
     decoded = cpu_packed.dequantize(packed).double()
     x = torch.randn(6, 64)
     x[0, 7], x[3] = 1e4, 0.0
@@ -163,7 +166,7 @@ def test_int4_keeps_a_q4_1_weight() -> None:
     codes = torch.randint(0, 16, (50, 6, 32))
     codes[..., 3], codes[..., 30] = 0, 15  # a Q4_1 group always has both ends
     weight = (codes * scales.half().float()[..., None] + minima[..., None]).flatten(1)
-    assert float((cpu_packed.dequantize(cpu_int4.quantize(weight)) - weight).abs().max()) < 1e-7
+    assert float((cpu_packed.dequantize(cpu_int4.quantize(weight, MappedMemory())) - weight).abs().max()) < 1e-7
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 33, 200])

@@ -10,6 +10,17 @@ import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _KEPT = 1 << 30  # bytes
+_PASSING = 1 << 20  # bytes
+
+
+def return_freed_memory() -> None:
+    """Let glibc return large blocks at once, until `keep_freed_memory`: for loading.
+
+    By default it moves blocks of up to 32 MiB into its heap once it has seen some freed. Aligned blocks of many sizes
+    then leave gaps that the next ones do not fit into, and each layer loaded adds its weights in full precision to what
+    stays resident. Concerns the whole process.
+    """
+    _tune(_MMAP_THRESHOLD, _PASSING)
 
 
 def keep_freed_memory() -> None:
@@ -18,10 +29,14 @@ def keep_freed_memory() -> None:
     By default large blocks come from the system and go back to it: a prefill then touches tens of thousands of new
     pages, which the system has to clear, once for every layer. Concerns the whole process.
     """
+    _tune(_MMAP_THRESHOLD, _KEPT)
+    _tune(_TRIM_THRESHOLD, _KEPT)
+
+
+def _tune(parameter: int, value: int) -> None:
     change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if change is not None:
-        change(_MMAP_THRESHOLD, _KEPT)
-        change(_TRIM_THRESHOLD, _KEPT)
+        change(parameter, value)
 
 
 def give_back_memory(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from llmkit.errors import EngineClosedError, OutOfMemoryError, described
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
 from llmkit.execution.connector_half import worker_transfers
 from llmkit.execution.fingerprint import WeightsChecksum, kv_fingerprint
-from llmkit.execution.freeing import give_back_memory, keep_freed_memory
+from llmkit.execution.freeing import give_back_memory, keep_freed_memory, return_freed_memory
 from llmkit.execution.measuring import (
     HostMemory,
     cache_needs,
@@ -73,6 +73,8 @@ class Worker:
         """
         self._set_threads()
         before = host_memory()
+        if self._device.type == "cpu":
+            return_freed_memory()
         source = self._setup.source
         with torch.no_grad(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
