@@ -55,6 +55,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """At the interpreter's end everything is looked at: libraries count what is left of theirs, and report it."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with the real model first, the longest of them before the others: they must not be what everyone waits for
     at the end, and a process without work takes over the last ones of another."""

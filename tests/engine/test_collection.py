@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -75,3 +77,21 @@ def test_who_has_turned_it_off_keeps_it_off() -> None:
     with collection_paused():
         assert not gc.isenabled()
     assert not gc.isenabled()
+
+
+def test_at_the_end_of_the_process_everything_is_looked_at() -> None:
+    """Bindings that count their objects (nanobind's) print what is left of them when the interpreter ends."""
+    program = (
+        "import gc, weakref\n"
+        "from llmkit.engine.collection import collection_paused, freeze_imports, own_process\n"
+        "class Node: pass\n"
+        "node = Node(); node.itself = node\n"
+        "weakref.finalize(node, print, 'collected').atexit = False\n"
+        "own_process()\n"
+        "with collection_paused(): freeze_imports()\n"
+        "import atexit, sys\n"
+        "del node; gc.collect(); print('ending')\n"
+        "atexit._run_exitfuncs(); gc.collect()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout.split() == ["ending", "collected"]

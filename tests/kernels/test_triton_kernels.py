@@ -56,7 +56,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     tolerance = TOLERANCE[actual.dtype]
@@ -69,16 +69,16 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_norms(table, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, residual = random(*shape, dtype=dtype), random(*shape[::-1], dtype=dtype).reshape(shape)
     weight = random(shape[1], dtype=dtype)
-    close(table.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    assert_close(table.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
     expected = REFERENCE.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
     for actual, wanted in zip(table.add_rms_norm(x, residual, weight, 1e-5), expected, strict=True):
-        close(actual, wanted)
+        assert_close(actual, wanted)
 
 
 @kernels
 def test_norm_with_a_float32_weight_rounds_once(table) -> None:
     x, weight = random(4, 96, dtype=torch.float16), random(96)
-    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    assert_close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
 
 
 @kernels
@@ -87,16 +87,16 @@ def test_norm_of_heads_cut_out_of_wider_rows(table, heads: int) -> None:
     wide, weight = random(5, 20 * 64), random(64)
     x = wide[:, 64 : 64 * (heads + 1)].view(5, heads, 64)
     assert not x.is_contiguous()
-    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    assert_close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
 
 
 @kernels
 def test_operands_that_are_not_dense_take_the_reference(table) -> None:
     x, weight = random(64, 3).T, random(64)
-    close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
-    close(table.add_rms_norm(x, x, weight, 1e-6)[0], REFERENCE.add_rms_norm(x, x, weight, 1e-6)[0])
+    assert_close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    assert_close(table.add_rms_norm(x, x, weight, 1e-6)[0], REFERENCE.add_rms_norm(x, x, weight, 1e-6)[0])
     gate_up = random(64, 3).T
-    close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+    assert_close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
 
 
 @kernels
@@ -110,7 +110,7 @@ def test_rotary(table, heads: int, kv_heads: int, size: int, rotary_dim: int, dt
     for rows, operations in ((projected, table), (expected, REFERENCE)):
         query, key, _ = rows.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
         operations.rotary(positions, query, key, table_of_angles, size)
-    close(projected, expected)
+    assert_close(projected, expected)
 
 
 @kernels
@@ -144,8 +144,8 @@ def test_heads_are_normed_rotated_and_written(
                 expected[slot // page_size, part, :, slot % page_size] = new[token].view(kv_heads, size)
     mine = projected.split([heads * size, kv_heads * size, kv_heads * size], dim=-1)
     assert table.rotary_and_write(positions, *mine, angles, norms, cache, slots)
-    close(mine[0], query)
-    close(cache, expected)
+    assert_close(mine[0], query)
+    assert_close(cache, expected)
     assert (cache == expected).float().mean() > 0.9
 
 
@@ -161,7 +161,7 @@ def test_a_cache_in_another_order_is_left_to_others(table) -> None:
 @pytest.mark.parametrize("size", [8, 1500])
 def test_silu(table, size: int, dtype: torch.dtype) -> None:
     gate_up = random(3, 2 * size, dtype=dtype) * 4
-    close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+    assert_close(table.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
 
 
 def draws_of(temperatures: list[float], min_p: list[float]) -> DeviceDraws:

@@ -26,7 +26,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return chosen
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     assert actual.dtype is dtype
     torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -37,7 +37,7 @@ def test_linear(table: KernelTable, dtype: torch.dtype, t: int, n: int, k: int, 
     x, weight = torch.randn(t, k).to(dtype), (torch.randn(n, k) / k**0.5).to(dtype)
     b = torch.randn(n).to(dtype) if bias else None
     expected = x.double() @ weight.double().T + (0 if b is None else b.double())
-    close(table.linear(x, weight, b), expected, dtype)
+    assert_close(table.linear(x, weight, b), expected, dtype)
 
 
 def test_embedding(table: KernelTable, dtype: torch.dtype) -> None:
@@ -53,7 +53,7 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(3, 64), (200, 576), (2, 5, 16), (4, 10)])
 def test_rms_norm(table: KernelTable, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
-    close(table.rms_norm(x, weight, 1e-2), rms(x, weight, 1e-2), dtype)
+    assert_close(table.rms_norm(x, weight, 1e-2), rms(x, weight, 1e-2), dtype)
 
 
 def test_norms_with_a_float32_weight_round_once(table: KernelTable, dtype: torch.dtype) -> None:
@@ -64,14 +64,14 @@ def test_norms_with_a_float32_weight_round_once(table: KernelTable, dtype: torch
     bound = steps * torch.finfo(dtype).eps * once.abs().max()
     assert (table.rms_norm(x, weight, 1e-2).double() - once).abs().max() <= bound
     normed, total = table.add_rms_norm(x.clone(), residual.clone(), weight, 1e-2)
-    close(total, x.double() + residual.double(), dtype)
-    close(normed, rms(total, weight, 1e-2), dtype)
+    assert_close(total, x.double() + residual.double(), dtype)
+    assert_close(normed, rms(total, weight, 1e-2), dtype)
 
 
 def test_rms_norm_of_heads_inside_a_wider_row(table: KernelTable, dtype: torch.dtype) -> None:
     x = torch.randn(6, 200).to(dtype)[:, 8:136].view(6, -1, 32)
     weight = torch.randn(32).to(dtype)
-    close(table.rms_norm(x, weight, 1e-6), rms(x, weight, 1e-6), dtype)
+    assert_close(table.rms_norm(x, weight, 1e-6), rms(x, weight, 1e-6), dtype)
 
 
 @pytest.mark.parametrize("shape", [(3, 64), (200, 576), (4, 10)])
@@ -79,8 +79,8 @@ def test_add_rms_norm(table: KernelTable, dtype: torch.dtype, shape: tuple[int, 
     x, residual, weight = (torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype))
     total = (x + residual).double()
     normed, new_residual = table.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
-    close(new_residual, total, dtype)
-    close(normed, rms(total, weight, 1e-5), dtype)
+    assert_close(new_residual, total, dtype)
+    assert_close(normed, rms(total, weight, 1e-5), dtype)
 
 
 @pytest.mark.parametrize(("head_size", "rotary_dim"), [(64, 64), (32, 16), (20, 20), (128, 128)])
@@ -102,7 +102,7 @@ def test_rotary(table: KernelTable, dtype: torch.dtype, head_size: int, rotary_d
         a, b, rest = torch.split(parts, [rotary_dim // 2, rotary_dim // 2, head_size - rotary_dim], dim=-1)
         cos, sin = (f(angles[positions].double())[:, None] for f in (torch.cos, torch.sin))
         expected = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).flatten(1)
-        close(new, expected, dtype)
+        assert_close(new, expected, dtype)
     if strided:
         assert torch.equal(value, before[:, -kv_heads * head_size :])
         assert not torch.equal(row, before)
@@ -112,9 +112,9 @@ def test_rotary(table: KernelTable, dtype: torch.dtype, head_size: int, rotary_d
 def test_gated_activations(table: KernelTable, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     gate_up = torch.randn(shape).to(dtype)
     gate, up = gate_up.double().chunk(2, -1)
-    close(table.silu_and_mul(gate_up), gate * gate.sigmoid() * up, dtype)
+    assert_close(table.silu_and_mul(gate_up), gate * gate.sigmoid() * up, dtype)
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-    close(table.gelu_tanh_and_mul(gate_up), 0.5 * gate * (1 + inner.tanh()) * up, dtype)
+    assert_close(table.gelu_tanh_and_mul(gate_up), 0.5 * gate * (1 + inner.tanh()) * up, dtype)
 
 
 def test_the_cpu_table_wins_on_the_cpu_only() -> None:

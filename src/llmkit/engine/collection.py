@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,3 +47,4 @@ def freeze_imports() -> None:
     if _owned and not _frozen and not gc.isenabled():
         _frozen = True
         gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries that count what is left of theirs would report all of it
