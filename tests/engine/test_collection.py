@@ -86,10 +86,10 @@ def test_at_the_end_of_the_process_everything_is_looked_at() -> None:
         "from llmkit.engine.collection import collection_paused, freeze_imports, own_process\n"
         "class Node: pass\n"
         "node = Node(); node.itself = node\n"
-        "weakref.finalize(node, print, 'collected').atexit = False\n"
+        "seen = weakref.ref(node, lambda _: print('collected'))\n"
         "own_process()\n"
         "with collection_paused(): freeze_imports()\n"
-        "import atexit, sys\n"
+        "import atexit\n"
         "del node; gc.collect(); print('ending')\n"
         "atexit._run_exitfuncs(); gc.collect()\n"
     )
