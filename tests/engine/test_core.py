@@ -254,7 +254,7 @@ class TestInterruptsAnywhere:
 class TestInterruptsWhileSwapping(TestInterruptsAnywhere):
     """The same with blocks on their way to the host and back."""
 
-    STEPS = 7
+    STEPS = 8
     STRIDE = 140
     LIMITS: ClassVar = {"num_blocks": 6, "max_num_seqs": 3, "max_num_batched_tokens": 16, "num_host_blocks": 12}
 
