@@ -28,7 +28,7 @@ import aiohttp
 import psutil
 from serve_kills import Answer, read
 from serve_load import settled
-from serving import RunningServer, llmkit_server
+from serving import RunningServer, llmkit_server, what_is_left
 
 from llmkit_cli.remote.server import RemoteServer
 
@@ -290,10 +290,7 @@ def problems(result: dict[str, Any]) -> list[str]:
     found += [
         f"{count} × polite: {what}" for what, count in result["polite"].items() if what.startswith(("error", "diff"))
     ]
-    if any(after[key] for key in ("server_load", "num_running", "num_waiting", "num_unfinished")):
-        found.append("requests are left")
-    if after["num_free_blocks"] != after["num_blocks"]:
-        found.append("blocks are left")
+    found += what_is_left(after)
     if result["load_when_idle"] > 0.2:
         found.append("something is still busy")
     if result["connections"] > 1:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import psutil
 from serve_load import settled
-from serving import RunningServer, llmkit_server
+from serving import RunningServer, llmkit_server, what_is_left
 
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.events import DONE, EventReader
@@ -160,10 +160,7 @@ def problems(result: dict[str, Any]) -> list[str]:
     found = [f"{count} × {what}" for what, count in result["errors"].items()]
     found += [f"{result['different']} answers differ"] if result.get("different") else []
     found += ["there was no restart"] if not result["restarts"] else []
-    if any(after[key] for key in ("server_load", "num_running", "num_waiting", "num_unfinished")):
-        found.append("requests are left")
-    if after["num_free_blocks"] != after["num_blocks"]:
-        found.append("blocks are left")
+    found += what_is_left(after)
     if result["gone_after_s"] > ORPHANS_S:
         found.append("processes have outlived the server")
     return found

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from serving import RunningServer, llmkit_server
+from serving import RunningServer, llmkit_server, what_is_left
 
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.server import RemoteServer
@@ -173,10 +173,7 @@ def problems(result: dict[str, Any]) -> list[str]:
         for name, memory in result["memory"].items()
         if memory["growth"] > MAX_GROWTH
     ]
-    if any(after[key] for key in ("server_load", "num_running", "num_waiting", "num_unfinished")):
-        found.append("requests are left")
-    if after["num_free_blocks"] != after["num_blocks"]:
-        found.append("blocks are left")
+    found += what_is_left(after)
     return found
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
@@ -97,3 +97,13 @@ def _pass_on(log: IO[str]) -> None:
         for line in log:
             if " INFO " not in line:
                 sys.stderr.write(line)
+
+
+def what_is_left(after: Mapping[str, float]) -> list[str]:
+    """Problems that the load and cache of a server show when nobody asks anything any more."""
+    found = []
+    if any(after[key] for key in ("server_load", "num_running", "num_waiting", "num_unfinished")):
+        found.append("requests are left")
+    if after["num_free_blocks"] != after["num_blocks"]:
+        found.append("blocks are left")
+    return found

@@ -110,8 +110,7 @@ class SchedulingHarness:
         )
         self.executor.allocate(layout)
         self.trusts_connector = trusts_connector
-        breakers = Breakers()
-        breakers.add(Breaker("connector", "fake", fault_limit, clock=clock))
+        breakers = _breakers(fault_limit, clock)
         self.connector = None if connector is None else _guarded(connector, config, layout, breakers)
         self.scheduler = Scheduler(
             config,
@@ -227,6 +226,12 @@ class SchedulingHarness:
             return  # what it should be depends on the grammar
         expected = self.expected(*key)
         assert answer.token_ids == expected[: len(answer.token_ids)], f"wrong tokens of {key}"
+
+
+def _breakers(fault_limit: int, clock: Callable[[], float]) -> Breakers:
+    breakers = Breakers()
+    breakers.add(Breaker("connector", "fake", fault_limit, clock=clock))
+    return breakers
 
 
 def _guarded(connector: Connector, config: EngineConfig, layout: KVCacheLayout, breakers: Breakers) -> GuardedConnector:
