@@ -107,6 +107,8 @@ def read_tensors(file: Path, entries: list[TensorEntry]) -> Iterator[tuple[str, 
     """(name, tensor on the host) for `entries` of `file`, each in memory of its own."""
     import torch
 
+    from llmkit.recycled_memory import passing_tensor
+
     dtypes = {
         "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
         "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
@@ -114,7 +116,7 @@ def read_tensors(file: Path, entries: list[TensorEntry]) -> Iterator[tuple[str, 
     }  # fmt: skip
     with file.open("rb", buffering=0) as stream:
         for entry in entries:
-            tensor = torch.empty(entry.shape, dtype=dtypes[entry.dtype])
+            tensor = passing_tensor(entry.shape, dtypes[entry.dtype])
             if entry.nbytes:
                 stream.seek(entry.start)
                 _read_into(stream, entry, tensor.view(-1).view(torch.uint8).numpy().data)

@@ -31,7 +31,7 @@ def lazy_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray[Any, np.d
     count = math.prod(sizes)
     if not count:
         return np.zeros(sizes, kind)
-    return np.frombuffer(_mapped(count * kind.itemsize), kind, count).reshape(sizes)
+    return np.frombuffer(mapped(count * kind.itemsize), kind, count).reshape(sizes)
 
 
 class MappedMemory:
@@ -63,12 +63,13 @@ class MappedMemory:
         piece = self._piece() if self._piece is not None else None
         if piece is not None and self._used + nbytes <= len(piece):
             return piece, self._used
-        piece = np.frombuffer(_mapped(max(nbytes, _PIECE)), np.uint8)
+        piece = np.frombuffer(mapped(max(nbytes, _PIECE)), np.uint8)
         self._piece = weakref.ref(piece)
         return piece, 0
 
 
-def _mapped(size: int) -> mmap.mmap:
+def mapped(size: int) -> mmap.mmap:
+    """So many bytes, zeros, on huge pages where the system has some. Raises OSError if it has no more memory."""
     if not hasattr(mmap, "MAP_PRIVATE"):  # not a POSIX system
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -37,3 +37,29 @@ def test_large_blocks_go_back_while_loading_and_stay_for_steps() -> None:
     while_loading, in_steps = ended.stdout.splitlines()
     assert max(json.loads(while_loading)) <= 1
     assert 60 < int(in_steps) < 68
+
+
+# Blocks below the limit, 20 MiB at a time, as converting a weight piece by piece takes them.
+CONVERSION = """
+import resource, torch
+from llmkit.execution.freeing import return_freed_memory
+
+return_freed_memory()
+
+def convert():
+    pieces = [torch.ones(1 << 17) for _ in range(40)]
+    del pieces
+
+convert()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    convert()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tunes glibc")
+def test_small_blocks_stay_while_loading() -> None:
+    """The top of the heap used to go back to the system with each: thousands of pages to clear every time."""
+    ended = subprocess.run([sys.executable, "-c", CONVERSION], capture_output=True, text=True, timeout=60, check=True)
+    assert int(ended.stdout) < 50 * 5120 // 10

@@ -11,6 +11,7 @@ import torch
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _KEPT = 1 << 30  # bytes
 _PASSING = 1 << 20  # bytes
+_HEAP_TOP = 32 << 20  # bytes
 
 
 def return_freed_memory() -> None:
@@ -18,9 +19,11 @@ def return_freed_memory() -> None:
 
     By default it moves blocks of up to 32 MiB into its heap once it has seen some freed. Aligned blocks of many sizes
     then leave gaps that the next ones do not fit into, and each layer loaded adds its weights in full precision to what
-    stays resident. Concerns the whole process.
+    stays resident. Smaller blocks stay in the heap: its top would otherwise go back with each of them, only to come
+    again with the next. Concerns the whole process.
     """
     _tune(_MMAP_THRESHOLD, _PASSING)
+    _tune(_TRIM_THRESHOLD, _HEAP_TOP)
 
 
 def keep_freed_memory() -> None:

@@ -30,6 +30,7 @@ from llmkit.execution.model_runners import concurrent_steps, runner_for
 from llmkit.execution.profiling import TorchProfile
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
+from llmkit.recycled_memory import recycling
 
 if TYPE_CHECKING:
     from llmkit.execution.model_runner import ModelRunner
@@ -76,7 +77,7 @@ class Worker:
         if self._device.type == "cpu":
             return_freed_memory()
         source = self._setup.source
-        with torch.no_grad(), _device_memory_explained("the weights of the model"):
+        with torch.no_grad(), recycling(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
             source.format.expect(built.model.weight_shapes())
             tensors = source.tensors()

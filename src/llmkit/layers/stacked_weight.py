@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llmkit.layers.module import WeightSlot
+from llmkit.recycled_memory import passing_tensor
 
 if TYPE_CHECKING:
     from llmkit.layers.context import ModelContext
@@ -109,7 +110,7 @@ class StackedWeight:
             self.plain = tensor
         else:
             if self.plain is None:
-                self.plain = torch.empty(self.shape, dtype=self._dtype, device=self._device)
+                self.plain = self._empty()
             start = sum(s.num_rows for s in self.shards[:index])
             shard = self.shards[index]
             self.plain[start : start + shard.num_rows].copy_(tensor[shard.rows, self.columns])
@@ -121,6 +122,11 @@ class StackedWeight:
             self.arranged = self._kernels.arrange(self.plain, self.role)
         if self.packed is not None or self.arranged is not None:
             self.plain = None
+
+    def _empty(self) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return passing_tensor(self.shape, self._dtype)  # most kinds of weight are packed into memory of their own
+        return torch.empty(self.shape, dtype=self._dtype, device=self._device)
 
     def _can_keep(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is the whole matrix as it is to be held, in memory of its own: then a copy would only
