@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmkit.engine import collection
-from llmkit.engine.collection import collection_paused, freeze_imports
+from llmkit.engine.collection import collection_paused, freeze_imports, set_aside
 
 
 class Node:
@@ -37,6 +37,7 @@ def frozen_as_before() -> Iterator[None]:
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(collection, "_frozen", False)
     monkeypatch.setattr(collection, "_owned", True)
+    monkeypatch.setattr(collection, "_engine_before", False)
     yield
     gc.enable()
 
@@ -82,6 +83,49 @@ def test_garbage_from_before_is_not_kept() -> None:
     with collection_paused():
         freeze_imports()
     assert node() is None
+
+
+def test_what_was_made_meanwhile_counts_as_old() -> None:
+    """The collector used to begin with all that a start had imported, three times in a row."""
+    with collection_paused():
+        nodes = [Node() for _ in range(1000)]
+    young = {id(thing) for generation in (0, 1) for thing in gc.get_objects(generation)}
+    assert not young & {id(node) for node in nodes}
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_others_have_frozen_stays_frozen() -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    with collection_paused(), set_aside():
+        pass
+    assert gc.get_freeze_count() >= count - 100  # some of it was dropped since
+
+
+def test_what_is_set_aside_is_not_looked_at_and_all_else_is() -> None:
+    before = weakref.ref(Node())
+    with set_aside():
+        gc.collect()
+        assert before() is not None
+        meanwhile = weakref.ref(Node())
+        gc.collect()
+        assert meanwhile() is None
+    gc.collect()
+    assert before() is None
+
+
+def test_it_is_looked_at_again_after_a_start_that_failed() -> None:
+    with pytest.raises(ValueError, match="no weights"), set_aside():
+        raise ValueError("no weights")
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_earlier_engine_is_collected_before_a_new_one_is_loaded() -> None:
+    with set_aside():
+        pass
+    engine = weakref.ref(Node())
+    with set_aside():
+        assert engine() is None
 
 
 def test_who_has_turned_it_off_keeps_it_off() -> None:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 _frozen = False
 _owned = False
+_engine_before = False
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No garbage collection while this lasts; where the collector is off already, nothing happens.
+    """No garbage collection while this lasts; where the collector is off already, nothing happens. What there is at the
+    end counts as old: collections of young objects would else begin with all that was imported.
 
     A start imports some hundred thousand objects, and the collector would walk over them again and again. Not for the
     reading of weights: garbage that holds some of them would add to the peak of memory.
@@ -27,7 +29,31 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # what others have frozen must stay so
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation, and no object was looked at
         gc.enable()
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """While this lasts, collections look at nothing that is there now, such as libraries and an application's objects.
+
+    For the reading of weights, which needs collections, and ends with one: garbage that holds some weights would add to
+    the peak of memory. Does nothing where something is frozen already, which could not be told apart.
+    """
+    global _engine_before
+    if gc.get_freeze_count():
+        yield
+        return
+    if _engine_before:
+        gc.collect()  # its weights may be waiting for that
+    _engine_before = True
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def own_process() -> None:

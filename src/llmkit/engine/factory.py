@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.config import EngineConfig
 from llmkit.config.combined import publisher_extension
-from llmkit.engine.collection import collection_paused, freeze_imports
+from llmkit.engine.collection import collection_paused, freeze_imports, set_aside
 from llmkit.engine.device import resolve_device
 from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
@@ -123,6 +123,7 @@ def build_engine(
     return start_engine(prepare_model(config, registry), progress)
 
 
+@set_aside()
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
     from llmkit.engine.core import EngineCore
