@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmkit.execution.kv_tensors import KVTensors
 
 TOKENS = 1024
-SHARE = 0.25  # of the size of the weights, at most, so that a small model stays small
+SHARE = 0.2  # of the size of the weights, at most, so that a small model stays small
 GAPS = 2  # temporaries of different sizes leave gaps in the heap
 
 
