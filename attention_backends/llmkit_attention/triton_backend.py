@@ -139,10 +139,20 @@ class TritonAttention(AttentionBackend):
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
     ) -> _Attend:
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
+        early = self._starts_early(query.device)
         return tuple(
-            attention_launches(launch, layer, query, kv_cache, of_step, output)
+            attention_launches(launch, layer, query, kv_cache, of_step, output, early=early and launch.one_per_row)
             for launch in self._launches(layer, query.dtype, kv_cache.dtype, plan)
         )
+
+    def _of(self, device: torch.device) -> Device:
+        if self._device is None:
+            self._device = _device_of(device)
+        return self._device
+
+    def _starts_early(self, device: torch.device) -> bool:
+        """Whether the GPU can start a kernel before the one ahead of it has ended: Hopper and later of NVIDIA."""
+        return device.type == "cuda" and torch.version.hip is None and self._of(device).compute_capability >= (9, 0)
 
     def _launches(
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
@@ -155,9 +165,7 @@ class TritonAttention(AttentionBackend):
             layer.sliding_window,
             max_group=64 if itemsize == 2 else 16,
         )
-        if self._device is None:
-            self._device = _device_of(plan.seq_lens.device)
-        device, choose = self._device, self._choose_tile
+        device, choose = self._of(plan.seq_lens.device), self._choose_tile
 
         def tile_of(query_class: QueryClass) -> Tile:
             return choose(shape.padded_head_size, query_class, itemsize, device)

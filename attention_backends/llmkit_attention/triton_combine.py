@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llmkit_attention.triton_blocks import key_range, query_block, tile_row
 from llmkit_attention.triton_items import item_span, items_before
@@ -21,9 +22,13 @@ def combine_kernel(
     GROUP_SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr,
     HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, ITEMS: tl.constexpr, ONE_PER_ROW: tl.constexpr, BLOCK_S: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid: (programs for heads, query blocks, BLOCK_M): one token of one head. Arguments as for `attention_kernel`;
     BLOCK_S: parts at a time."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     rows = (starts_ptr, seq_lens_ptr, num_rows, window, min_tokens, max_tokens)
     head_program = tl.program_id(0)
     block = tl.program_id(1)

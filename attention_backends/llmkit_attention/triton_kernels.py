@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llmkit_attention.triton_blocks import open_range, tile_rows
 from llmkit_attention.triton_items import keys_of_program
@@ -31,16 +32,20 @@ def attention_kernel(
     HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, ITEMS: tl.constexpr, ONE_PER_ROW: tl.constexpr,
     PAGE: tl.constexpr, COMPUTE: tl.constexpr, CAPPED: tl.constexpr, FOLDED: tl.constexpr,
-    SPLIT: tl.constexpr, PHASED: tl.constexpr,
+    SPLIT: tl.constexpr, PHASED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid: (programs for heads, query blocks, splits). Rows with min_tokens < tokens <= max_tokens are computed.
 
     GROUP of the GROUP_SIZE query heads of a KV head are in one program. Without SPLIT the result is written; with it,
     the normalised result of the split and its log-sum-exp (base 2), for `combine_kernel`, unless a row has but one.
     ITEMS: the second dimension are the items of `triton_items`, the third is 1; only with SPLIT and ONE_PER_ROW.
+    EARLY: the launch may start before the kernel ahead has ended, and lets the next one do so (`launch_pdl`).
     PAGE: see `triton_softmax`. FOLDED: the scale is positive and there is no cap, so that the largest score is known
     before it is scaled. PHASED: keys that all queries of the block see have a loop without masks.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     head_program = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # a row's last block has most to do
     place = (block.to(tl.int64) * tl.num_programs(0) + head_program) * num_splits + tl.program_id(2)

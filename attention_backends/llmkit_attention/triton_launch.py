@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from llmkit.jit.rehearsal import launch
+
 _ALIGNMENT = 16  # bytes; what a kernel was compiled to rely on, if the pointers of its first launch were so aligned
 
 _compiled: dict[Hashable, Any] = {}
@@ -63,7 +65,7 @@ class PreparedLaunch:
         compiled = _compiled.get(key)
         if compiled is None:
             compiled = self._launch(tensors)
-            if compiled is None:  # interpreted
+            if compiled is None:  # interpreted, or a rehearsal
                 return
             _compiled[key] = compiled
         else:
@@ -73,4 +75,6 @@ class PreparedLaunch:
 
     def _launch(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         """Through Triton, which compiles if need be; the compiled kernel."""
-        return self._kernel[self._grid](*tensors, *self._tensors, *self._tail, **self._constants, **self._options)
+        return launch(
+            self._kernel, self._grid, *tensors, *self._tensors, *self._tail, **self._constants, **self._options
+        )

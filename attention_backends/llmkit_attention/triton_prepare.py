@@ -42,14 +42,18 @@ def attention_launches(
     kv_cache: torch.Tensor,
     of_step: OfStep,
     output: torch.Tensor,
+    *,
+    early: bool = False,
 ) -> tuple[PreparedLaunch, PreparedLaunch | None]:
     """One launch of the attention kernel, called with (query, kv_cache, output), and, if keys were split, one of the
     kernel that combines, called with (output).
 
     query, output [t, num_heads, head_size], kv_cache [pages, 2, num_kv_heads, page_size, head_size]: types and strides
-    of those that the launches will be called with.
+    of those that the launches will be called with. early: whether the kernels may start before the one ahead of them
+    has ended.
     """
     constants = _shared_constants(launch, layer)
+    chained = {"launch_pdl": True} if early else {}
     numbers = _shared_numbers(launch, layer, of_step)
     partial, lse = _workspace(launch, constants["BLOCK_D"], of_step)
     page_size = kv_cache.shape[3]
@@ -68,8 +72,9 @@ def attention_launches(
             "FOLDED": layer.soft_cap is None and layer.scale > 0,
             "SPLIT": launch.num_parts > 0,
             "PHASED": launch.tile.phased,
+            "EARLY": early,
         },
-        options=launch.tile.options,
+        options=launch.tile.options | chained,
     )
     if not launch.num_parts:
         return attend, None
@@ -79,7 +84,8 @@ def attention_launches(
         tensors=(partial, lse, of_step.query_start_loc, of_step.seq_lens),
         strides=(output.stride(0),),
         numbers=(*numbers, launch.num_items),
-        constants=constants | {"BLOCK_S": _COMBINED_SPLITS},
+        constants=constants | {"BLOCK_S": _COMBINED_SPLITS, "EARLY": early},
+        options=chained,
     )
     return attend, combine
 

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.rehearsal import launch
+
 _BLOCK = 1024
 
 
@@ -28,5 +30,5 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        silu_kernel[tokens, triton.cdiv(size, _BLOCK)](gate_up, out, gate_up.stride(0), size, BLOCK=_BLOCK)
+        launch(silu_kernel, (tokens, triton.cdiv(size, _BLOCK)), gate_up, out, gate_up.stride(0), size, BLOCK=_BLOCK)
     return out

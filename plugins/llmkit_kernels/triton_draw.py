@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.rehearsal import launch
 from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws
 from llmkit_kernels.triton_gumbel import INTERPRETED, first_largest, gumbel
 from llmkit_kernels.triton_truncate import draw_truncated
@@ -29,7 +30,7 @@ def best_kernel(logits_ptr, value_ptr, index_ptr, row_stride, size, span, BLOCK:
     spoilt = tl.zeros((BLOCK,), tl.int32)
     for start in range(part * span, min((part + 1) * span, size), BLOCK):
         index = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits_ptr + row * row_stride + index, mask=index < size, other=float("-inf"))
+        logit = tl.load(logits_ptr + row * row_stride + index, mask=index < size, other=float("-inf")).to(tl.float32)
         spoilt |= (logit != logit).to(tl.int32)
         better = logit > best
         best = tl.where(better, logit, best)
@@ -69,7 +70,7 @@ def score_kernel(
             for lane in tl.static_range(4):
                 index = counter * 4 + lane
                 inside = index < size
-                logit = tl.load(logits_ptr + row * row_stride + index, mask=inside, other=float("-inf"))
+                logit = tl.load(logits_ptr + row * row_stride + index, mask=inside, other=float("-inf")).to(tl.float32)
                 scaled = tl.div_rn(logit - peak, temperature)
                 score = scaled + gumbel(words[lane], EXACT)
                 better = inside & (scaled >= log_min_p) & ((score > best) | ((score == best) & (index < place)))
@@ -80,7 +81,7 @@ def score_kernel(
         tl.store(index_ptr + row * parts + part, index)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def choose_kernel(
     best_ptr, best_index_ptr, score_ptr, score_index_ptr, temperatures_ptr, tokens_ptr, peaks_ptr, parts,
     PARTS: tl.constexpr,
@@ -103,7 +104,7 @@ def choose_kernel(
 
 
 def draw(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
-    """See `llmkit.sampling.device_draw.draw_or_best`; logits float32 [n, v], rows dense."""
+    """See `llmkit.sampling.device_draw.draw_or_best`; logits [n, v], rows dense."""
     rows, size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
@@ -113,19 +114,33 @@ def draw(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
     span = triton.cdiv(triton.cdiv(size, parts), 4 * _BLOCK) * 4 * _BLOCK
     parts = triton.cdiv(size, span)
     peaks = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    values = torch.empty((2, rows, parts), dtype=torch.float32, device=logits.device)
-    indices = torch.empty((2, rows, parts), dtype=torch.int32, device=logits.device)
-    padded = triton.next_power_of_2(parts)
-    best_kernel[rows, parts](logits, values[0], indices[0], logits.stride(0), size, span, BLOCK=4 * _BLOCK, num_warps=8)
+    # Each at an aligned address of its own, whatever the number of rows: Triton compiles a kernel for every alignment.
+    best, score = (torch.empty((rows, parts), dtype=torch.float32, device=logits.device) for _ in range(2))
+    best_at, score_at = (torch.empty((rows, parts), dtype=torch.int32, device=logits.device) for _ in range(2))
+    launch(
+        best_kernel, (rows, parts), logits, best, best_at, logits.stride(0), size, span, BLOCK=4 * _BLOCK, num_warps=8
+    )
     drawn_whole = draws.temperatures
     if draws.truncation is not None:
         drawn_whole = torch.where(draws.truncation.of_rows(size), 0.0, draws.temperatures)
-    score_kernel[rows, parts](
-        logits, values[0], values[1], indices[1], draws.seeds, draws.positions, drawn_whole, draws.log_min_p,
-        logits.stride(0), size, span, BLOCK=_BLOCK, PARTS=padded, EXACT=not INTERPRETED, num_warps=8,
+    launch(
+        score_kernel, (rows, parts),
+        logits, best, score, score_at, draws.seeds, draws.positions, drawn_whole, draws.log_min_p,
+        logits.stride(0), size, span, BLOCK=_BLOCK, PARTS=_MOST_PARTS, EXACT=not INTERPRETED, num_warps=8,
     )  # fmt: skip
-    choose_kernel[rows,](
-        values[0], indices[0], values[1], indices[1], drawn_whole, tokens, peaks, parts, PARTS=padded, num_warps=1
+    launch(
+        choose_kernel,
+        (rows,),
+        best,
+        best_at,
+        score,
+        score_at,
+        drawn_whole,
+        tokens,
+        peaks,
+        parts,
+        PARTS=_MOST_PARTS,
+        num_warps=1,
     )
     if draws.truncation is not None:
         draw_truncated(logits, peaks, draws, tokens)

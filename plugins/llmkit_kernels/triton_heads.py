@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 from llmkit.hookspecs.kernels import HeadNorms
+from llmkit.jit.rehearsal import launch
+from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
 
 _ELEMENTS = 1024  # of a program
 _FEW_TOKENS = 32  # up to which a program has one head, so that as many as possible work
@@ -81,9 +83,12 @@ def heads_kernel(
     query_stride, key_stride, value_stride, page_stride, part_stride, head_stride, num_slots, page_size, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HALF: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    NORMED: tl.constexpr,
+    NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_H heads of one token, of queries, of keys or of values."""
+    if EARLY:
+        next_may_start()
+        wait_for_last()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     query_blocks: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -136,12 +141,15 @@ def rotary_and_write(
     most = triton.next_power_of_2(kv_heads)
     block_h = 1 if tokens <= _FEW_TOKENS else min(most, max(1, _ELEMENTS // block_d))
     blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
-    heads_kernel[tokens, blocks](
+    early = block_h == 1 and follows_early(query.device)
+    launch(
+        heads_kernel, (tokens, blocks),
         positions, query, key, value, cos_sin,
         cos_sin if norms is None else norms.query, cos_sin if norms is None else norms.key, kv_cache, slots,
         query.stride(0), key.stride(0), value.stride(0), *kv_cache.stride()[:3],
         len(slots), page_size, 0.0 if norms is None else norms.eps,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=head_size, HALF=half, BLOCK_H=block_h, BLOCK_D=block_d,
         BLOCK_HALF=triton.next_power_of_2(half), BLOCK_REST=triton.next_power_of_2(max(1, head_size - 2 * half)),
-        NORMED=norms is not None, num_warps=1 if block_h == 1 else 4,
+        NORMED=norms is not None, EARLY=early, num_warps=1 if block_h == 1 else 4,
+        **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

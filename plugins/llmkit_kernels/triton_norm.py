@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.rehearsal import launch
+from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
+
 _ELEMENTS = 4096  # of a program, for rows as short as a head
 
 
@@ -35,8 +38,11 @@ def norm_kernel(
 
 
 @triton.jit
-def add_norm_kernel(x_ptr, residual_ptr, weight_ptr, size, eps, BLOCK_D: tl.constexpr):
+def add_norm_kernel(x_ptr, residual_ptr, weight_ptr, size, eps, BLOCK_D: tl.constexpr, EARLY: tl.constexpr):
     """One program: a row. Writes the sum to residual and its norm to x; both dense [t, size]."""
+    if EARLY:
+        next_may_start()
+        wait_for_last()
     column = tl.arange(0, BLOCK_D)
     inside = column < size
     place = tl.program_id(0).to(tl.int64) * size + column
@@ -59,7 +65,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return out
     block_d = triton.next_power_of_2(size)
     block_g = min(triton.next_power_of_2(groups), max(1, _ELEMENTS // block_d))
-    norm_kernel[tokens, triton.cdiv(groups, block_g)](
+    launch(
+        norm_kernel, (tokens, triton.cdiv(groups, block_g)),
         rows, weight, out, rows.stride(0), rows.stride(1), groups, size, eps,
         BLOCK_G=block_g, BLOCK_D=block_d, num_warps=_warps(block_g * block_d),
     )  # fmt: skip
@@ -73,7 +80,11 @@ def add_rms_norm(
     tokens, size = x.shape
     if tokens:
         block_d = triton.next_power_of_2(size)
-        add_norm_kernel[tokens,](x, residual, weight, size, eps, BLOCK_D=block_d, num_warps=_warps(block_d))
+        early = follows_early(x.device)
+        launch(
+            add_norm_kernel, (tokens,), x, residual, weight, size, eps,
+            BLOCK_D=block_d, EARLY=early, num_warps=_warps(block_d), **({"launch_pdl": True} if early else {}),
+        )  # fmt: skip
     return x, residual
 
 

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.rehearsal import launch
+
 
 @triton.jit
 def _turn(row_ptr, cos, sin, heads, head_size, half, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
@@ -44,7 +46,8 @@ def rotary(
         return
     half = cos_sin.shape[-1] // 2
     heads, kv_heads = query.shape[-1] // head_size, key.shape[-1] // head_size
-    rotary_kernel[len(positions),](
+    launch(
+        rotary_kernel, (len(positions),),
         positions, query, key, cos_sin, query.stride(0), key.stride(0), heads, kv_heads, head_size, half,
         BLOCK_H=min(32, triton.next_power_of_2(heads)), BLOCK_D=triton.next_power_of_2(half), num_warps=4,
     )  # fmt: skip

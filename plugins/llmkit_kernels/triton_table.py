@@ -6,12 +6,40 @@ import torch
 
 from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.sampling.device_draw import DeviceDraws
-from llmkit_kernels import triton_activation, triton_draw, triton_heads, triton_norm, triton_rotary
+from llmkit_kernels import triton_activation, triton_draw, triton_few_rows, triton_heads, triton_norm, triton_rotary
 from llmkit_kernels.torch_table import TorchKernels
 
 
 class TritonKernels(TorchKernels):
     """Operands whose last dimension is not dense take the reference's operations."""
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if triton_few_rows.takes(x, weight):
+            return triton_few_rows.linear(x, weight, bias)
+        return super().linear(x, weight, bias)
+
+    def add_rms_norm_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not triton_few_rows.takes_norm(x, residual, norm, weight):
+            return None
+        return triton_few_rows.normed_linear(x, residual, norm, eps, weight, bias)
+
+    def add_rms_norm_silu(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if triton_few_rows.takes_norm(x, residual, norm, weight):
+            return triton_few_rows.normed_silu(x, residual, norm, eps, weight)
+        if not triton_few_rows.takes(x, weight):
+            return None
+        normed, total = self.add_rms_norm(x, residual, norm, eps)
+        return triton_few_rows.silu_linear(normed, weight), total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.stride(-1) != 1 or x.dim() not in (2, 3):

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from llmkit.jit.rehearsal import launch
 from llmkit.sampling.device_draw import DeviceDraws
 from llmkit_kernels.triton_gumbel import INTERPRETED, first_largest, gumbel
 
@@ -36,7 +37,7 @@ def _weight(scaled, EXACT: tl.constexpr):
 
 @triton.jit
 def _scaled(logits_ptr, index, size, peak, temperature):
-    logit = tl.load(logits_ptr + index, mask=index < size, other=float("-inf"))
+    logit = tl.load(logits_ptr + index, mask=index < size, other=float("-inf")).to(tl.float32)
     return tl.div_rn(logit - peak, temperature)
 
 
@@ -248,7 +249,8 @@ def draw_truncated(logits: torch.Tensor, peaks: torch.Tensor, draws: DeviceDraws
     programs = min(rows, _programs_at_once(logits.device))
     values = torch.empty((programs, 3, size), dtype=torch.float32, device=logits.device)
     indices = torch.empty((programs, size), dtype=torch.int32, device=logits.device)
-    truncated_kernel[programs,](
+    launch(
+        truncated_kernel, (programs,),
         logits, peaks, tokens, draws.seeds, draws.positions, draws.temperatures, draws.log_min_p,
         draws.truncation.top_k, draws.truncation.top_p, values, indices, rows, logits.stride(0), size,
         BLOCK=_BLOCK, PIECE=_PIECE, EXACT=not INTERPRETED, num_warps=16,

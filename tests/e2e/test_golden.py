@@ -111,10 +111,12 @@ def test_without_prefix_cache(make_llm, golden_prompts, golden_params, check_gol
 def test_every_attention_backend(make_llm, golden_prompts, golden_params, check_golden):
     """Those that work here, each with the reference kernels, which the shared engine has not; by default each with
     other prompts, half of them in all."""
+    import torch
+
     from llmkit import Registry
     from llmkit.registry import detect_environment
 
-    registry, environment = Registry.discover(), detect_environment()
+    registry, environment = Registry.discover(), detect_environment("cuda" if torch.cuda.is_available() else "cpu")
     plugins = [registry.load_row(row) for row in registry.find("attention")]
     names = [plugin.row.name for plugin in plugins if not plugin.problems(environment)]
     assert len(names) >= 2

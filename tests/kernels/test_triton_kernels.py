@@ -24,6 +24,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 REFERENCE = TorchKernels()
 # The interpreter cuts bfloat16 off instead of rounding.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
@@ -240,6 +241,16 @@ def test_draws_are_those_of_the_reference(table, size: int) -> None:
 
 
 @kernels
+@pytest.mark.parametrize("dtype", HALVES)
+def test_draws_from_rows_of_the_model_s_type_are_those_of_the_same_in_float32(table, dtype: torch.dtype) -> None:
+    draws = draws_of([0.0, 1.0, 0.6], [0.0, 0.0, 0.3])
+    scores = random(3, 4099, dtype=dtype) * 3
+    assert table.draw(scores, draws).tolist() == table.draw(scores.float(), draws).tolist()
+    cut = truncated(draws, [4099, 20, 50], [0.9, 1.0, 0.8])
+    assert table.draw(scores, cut).tolist() == table.draw(scores.float(), cut).tolist()
+
+
+@kernels
 def test_a_row_draws_the_same_in_any_batch(table) -> None:
     draws = draws_of([0.8] * 8, [0.0] * 8)
     logits = random(8, 9001)
@@ -267,3 +278,101 @@ def test_the_first_of_equals_is_the_best(table) -> None:
     logits = torch.zeros(2, 9000, device=DEVICE)
     logits[0, 8000] = logits[0, 5] = 1
     assert table.draw(logits, draws_of([0.0, 0.0], [0.0, 0.0])).tolist() == [5, 0]
+
+
+def few_rows(rows: int, n: int, k: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {
+        "x": random(rows, k, dtype=dtype),
+        "residual": random(k, rows, dtype=dtype).reshape(rows, k),
+        "norm": random(k, dtype=dtype) + 1,
+        "weight": random(n, k, dtype=dtype) / k**0.5,
+        "bias": random(n, dtype=dtype),
+    }
+
+
+# Whole blocks of columns and not, a last program with some of its rows, more columns than a program has at a time.
+FEW_ROWS = [(1, 48, 512), (3, 37, 64), (8, 100, 1040), (5, 16, 2064)]
+
+
+@kernels
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
+def test_products_of_a_few_rows(table, rows: int, n: int, k: int, biased: bool, dtype: torch.dtype) -> None:
+    from llmkit_kernels import triton_few_rows
+
+    given = few_rows(rows, n, k, dtype)
+    bias = given["bias"] if biased else None
+    assert triton_few_rows.takes(given["x"], given["weight"])
+    actual = table.linear(given["x"], given["weight"], bias)
+    exact = REFERENCE.linear(given["x"].float(), given["weight"].float(), None if bias is None else bias.float())
+    assert_close(actual, exact.to(dtype))
+
+
+@kernels
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
+@pytest.mark.usefixtures("table")
+def test_a_norm_and_the_product_behind_it(rows: int, n: int, k: int, gated: bool) -> None:
+    from llmkit_kernels import triton_few_rows
+
+    # The interpreter has no bfloat16 that rounds; the table takes nothing else here, as float16 could overflow.
+    dtype = HALVES[-1]
+    given = few_rows(rows, 2 * n if gated else n, k, dtype)
+    x, residual, norm, weight = (given[name] for name in ("x", "residual", "norm", "weight"))
+    total = x + residual
+    normed = REFERENCE.rms_norm(total.float(), norm.float(), 1e-5)
+    expected = REFERENCE.linear(normed, weight.float(), given["bias"].float() if not gated else None)
+    kept = x.clone(), residual.clone()
+    if gated:
+        expected = REFERENCE.silu_and_mul(expected)
+        actual, summed = triton_few_rows.normed_silu(x, residual, norm, 1e-5, weight)
+    else:
+        actual, summed = triton_few_rows.normed_linear(x, residual, norm, 1e-5, weight, given["bias"])
+    assert torch.equal(summed, total)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
+    tolerance = 4 * TOLERANCE[dtype]  # several roundings to it on the way
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@kernels
+@pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
+def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int) -> None:
+    given = few_rows(rows, 2 * n, k, torch.float16)
+    x, residual, norm, weight = (given[name] for name in ("x", "residual", "norm", "weight"))
+    normed, total = REFERENCE.add_rms_norm(x.clone(), residual.clone(), norm, 1e-5)
+    expected = REFERENCE.silu_and_mul(REFERENCE.linear(normed.float(), weight.float()))
+    # float16: with a norm of its own.
+    actual, summed = table.add_rms_norm_silu(x, residual, norm, 1e-5, weight)
+    assert_close(summed, total)
+    tolerance = 4 * TOLERANCE[torch.float16]
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@kernels
+def test_products_that_the_kernel_of_few_rows_is_not_for(table) -> None:
+    from llmkit_kernels.triton_few_rows import MOST_ROWS, takes, takes_norm
+
+    x, weight = random(4, 64, dtype=torch.float16), random(32, 64, dtype=torch.float16)
+    norm = random(64, dtype=torch.float16)
+    assert takes(x, weight)
+    assert not takes_norm(x, x, norm, weight)
+    assert takes_norm(*(each.to(torch.bfloat16) for each in (x, x, norm, weight)))
+    assert not takes(x.float(), weight.float())
+    assert not takes(random(MOST_ROWS + 1, 64, dtype=torch.float16), weight)
+    assert not takes(x[:0], weight)
+    assert not takes(x[:, :40], weight[:, :40])
+    assert table.add_rms_norm_linear(x, x, norm, 1e-5, weight) is None
+    assert table.add_rms_norm_silu(x.float(), x.float(), norm.float(), 1e-5, weight.float()) is None
+    more = random(MOST_ROWS + 1, 64, dtype=torch.float16)
+    assert_close(table.linear(more, weight), REFERENCE.linear(more, weight))
+
+
+def test_shared_memory_limits_what_is_under_way() -> None:
+    from llmkit_kernels.triton_few_rows import _FEW_PROGRAMS, _NORMED, _fitted
+
+    assert _fitted(_FEW_PROGRAMS, False, 227 * 1024) == _FEW_PROGRAMS
+    assert _fitted(_NORMED, True, 227 * 1024) == _NORMED
+    assert _fitted(_FEW_PROGRAMS, False, 99 * 1024).stages == 5
+    assert _fitted(_NORMED, True, 32 * 1024).stages == 2

@@ -30,7 +30,10 @@ def test_tied_head_uses_the_embedding_itself(make_context: Make) -> None:
 def test_logits_are_float32_whatever_the_type(make_context: Make) -> None:
     head = LMHead(make_context(dtype=torch.bfloat16), 10, 4)
     dict(head.weight_slots("lm_head"))["lm_head.weight"].load(torch.randn(10, 4))
-    assert head(torch.randn(2, 4).bfloat16()).dtype is torch.float32
+    x = torch.randn(2, 4).bfloat16()
+    assert head(x).dtype is torch.float32
+    assert head.scores(x).dtype is torch.bfloat16
+    assert torch.equal(head.scores(x).float(), head(x))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

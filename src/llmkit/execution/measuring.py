@@ -14,6 +14,7 @@ from llmkit.execution.kv_tensors import KVTensors, block_bytes
 from llmkit.execution.memory import CacheNeeds, MemoryUse
 from llmkit.execution.model_runner import forward_context, groups_by_layer
 from llmkit.hookspecs.attention import AttentionBatch
+from llmkit.jit.rehearsal import Rehearsal
 from llmkit.kv_cache.groups import make_group_managers
 from llmkit.layers.module import Module
 from llmkit.requests.message import EngineRequest
@@ -132,42 +133,46 @@ def estimated_graphs(built: BuiltModel, config: EngineConfig, itemsize: int) -> 
     return _activations(built, rows, rows, itemsize) + logits + len(common_sizes(sequences)) * _GRAPH_BYTES
 
 
-def token_activations(built: BuiltModel, itemsize: int) -> int:
-    """Bytes of a layer's temporaries for each token."""
+def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) -> int:
     model = built.config
     attention = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     widths = (m.activation_width() for m in built.model.modules() if isinstance(m, Module))
     widest = max(3 * model.intermediate_size, attention, *widths)
-    return (3 * model.hidden_size + widest) * itemsize
-
-
-def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) -> int:
-    return tokens * token_activations(built, itemsize) + _SAMPLER_COPIES * sampled * built.config.vocab_size * 4
+    per_token = (3 * model.hidden_size + widest) * itemsize
+    return tokens * per_token + _SAMPLER_COPIES * sampled * model.vocab_size * 4
 
 
 @torch.inference_mode()
 def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.device) -> int:
     """Bytes of temporaries of a full step on a GPU: run one, with a cache of two blocks that is not written to."""
     _, tokens, sequences = limits(config)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    kv = KVTensors(built.layout(2), built.backend, device)
-    cache = kv.nbytes
     rows = min(sequences, tokens)
     lengths = np.full(rows, tokens // rows, dtype=np.int32)
     lengths[: tokens % rows] += 1
-    batch = _unwritten_batch(lengths, built.page_size, device)
-    layout = built.layout(2)
-    metadata = [built.backend.plan(batch) for _ in layout.groups]
-    context = forward_context(built.backend, metadata, groups_by_layer(layout), kv.layers)
-    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
-    hidden = built.model.forward(ids, ids, context)
-    _sample_all(built.model.logits(hidden[:rows]))
+    with Rehearsal(device):
+        for prompts in (lengths, np.array([tokens], dtype=np.int32), np.array([min(tokens, 128)], dtype=np.int32)):
+            _full_step(built, prompts, device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    cache = _full_step(built, lengths, device)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before - cache
-    del hidden, kv, context, batch
     torch.cuda.empty_cache()
     return peak
+
+
+def _full_step(built: BuiltModel, lengths: IntArray, device: torch.device) -> int:
+    """Launch a step of prompts of `lengths` tokens that all sample; bytes of the cache that it had."""
+    layout = built.layout(2)
+    kv = KVTensors(layout, built.backend, device)
+    batch = _unwritten_batch(lengths, built.page_size, device)
+    metadata = [built.backend.plan(batch) for _ in layout.groups]
+    context = forward_context(built.backend, metadata, groups_by_layer(layout), kv.layers)
+    ids = torch.zeros(int(lengths.sum()), dtype=torch.int64, device=device)
+    hidden = built.model.forward(ids, ids, context)
+    _sample_all(built.model.logits(hidden[: len(lengths)]))
+    return kv.nbytes
 
 
 def _unwritten_batch(lengths: IntArray, page_size: int, device: torch.device) -> AttentionBatch:

@@ -60,6 +60,26 @@ class KernelTable(ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual). May overwrite `x` and `residual`."""
 
+    def add_rms_norm_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(linear(rms_norm(x + residual, norm), weight, bias), x + residual) in one kernel, which may round what it
+        multiplies elsewhere than the two operations do. x, residual [t, k], norm [k], weight [n, k], bias [n]. None:
+        nothing was done, as one kernel for all of it does not pay or does not take such operands."""
+        return None
+
+    def add_rms_norm_silu(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `add_rms_norm_linear`, of weight [2d, k], and `silu_and_mul` of the product: ([t, d], x + residual)."""
+        return None
+
     @abstractmethod
     def rotary(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, head_size: int
@@ -96,8 +116,9 @@ class KernelTable(ABC):
         """gate_up [t, 2d] → gelu(gate, approximate="tanh") * up, [t, d]."""
 
     def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor | None:
-        """logits float32 [n, v] → token ids int64 [n] as `llmkit.sampling.device_draw.draw_or_best`; None for "that one
-        will do". Must not wait for the device."""
+        """logits [n, v], float32 or of the model's type → token ids int64 [n] as
+        `llmkit.sampling.device_draw.draw_or_best` for the same in float32; None for "that one will do". Must not wait
+        for the device."""
         return None
 
 

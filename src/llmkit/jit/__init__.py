@@ -3,6 +3,7 @@
 - `runtime`: compiling kernels (with a cache on disk), running them on torch's threads, scratch memory.
 - `vector`: vector operations for use inside kernels, and emitters of LLVM instructions for new ones.
 - `tiles`: register tiles of matrix products, and the product of a few rows with a weight.
+- `rehearsal`: kernels of GPUs compiled side by side before a step launches them.
 - `support`: why kernels cannot work on a machine, for front doors.
 
 A kernel is a Python function `kernel(args)` of an int64 array, written with these operations. It takes pieces of work

@@ -116,7 +116,16 @@ class SelfAttention(Module):
         self, positions: torch.Tensor, x: torch.Tensor, context: ForwardContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """positions int64 [t], x [t, hidden_size] → [t, hidden_size]; with rows int64 [s] → theirs [s, hidden_size]."""
-        projected = self.qkv_proj.forward(x)
+        return self.of_projected(positions, self.qkv_proj.forward(x), context, rows)
+
+    def of_projected(
+        self,
+        positions: torch.Tensor,
+        projected: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` from what `qkv_proj` puts out, which may be overwritten."""
         query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
         slots = context.backend.slots(context.metadata[self.attention.layer.index])
         if slots is not None and self._write_at_once(positions, query, key, value, context, slots):

@@ -29,6 +29,11 @@ class CausalLM(Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] → logits [n, vocab_size] in float32."""
 
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`logits` in the type that they were computed in: made float32 they are the same. For those who read each of
+        them once."""
+        return self.logits(hidden)
+
     @abstractmethod
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fill the parameters from (checkpoint name, tensor) pairs, packing each weight as it is complete.

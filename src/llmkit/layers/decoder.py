@@ -50,7 +50,7 @@ class DecoderLayer(Module):
             else SparseMLP(context, options.experts)
         )
         self.add_module(options.feed_forward, block)
-        self._feed_forward = block.forward
+        self._feed_forward, self._feed_forward_after = block.forward, block.after_norm
 
     def forward(
         self,
@@ -66,18 +66,17 @@ class DecoderLayer(Module):
         int64 [s]: the tokens to go on with behind attention, None for all.
         """
         if residual is None:
-            hidden, residual = self.input_layernorm.forward(hidden), hidden
+            projected, residual = self.self_attn.qkv_proj.forward(self.input_layernorm.forward(hidden)), hidden
         else:
-            hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn.forward(positions, hidden, context, rows)
+            projected, residual = self.self_attn.qkv_proj.after_norm(self.input_layernorm, hidden, residual)
+        hidden = self.self_attn.of_projected(positions, projected, context, rows)
         if rows is not None:
             residual = residual[rows]
         if self.has_output_norms:
             hidden = self.post_attention_layernorm.forward(hidden)
             hidden, residual = self.pre_feedforward_layernorm.add(hidden, residual)
             return self.post_feedforward_layernorm.forward(self._feed_forward(hidden)), residual
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self._feed_forward(hidden), residual
+        return self._feed_forward_after(self.post_attention_layernorm, hidden, residual)
 
 
 class DecoderModel(Module):
@@ -198,6 +197,12 @@ class DecoderForCausalLM(CausalLM):
         if self.logit_soft_cap is not None:
             logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.logit_soft_cap is not None:
+            return self.logits(hidden)
+        assert self.lm_head is not None, "logits come from the last pipeline stage"
+        return self.lm_head.scores(hidden)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         tied = self.lm_head is not None and self.lm_head.tied

@@ -61,10 +61,12 @@ class LMHead(_VocabularyWeight):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] → float32 [n, vocab_size]."""
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `forward`, in the type of the product."""
         logits = self.weight.linear(hidden, None)
-        if self._all_gather is not None:
-            logits = self._all_gather(logits)
-        return logits.float()
+        return logits if self._all_gather is None else self._all_gather(logits)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         return iter(()) if self.tied else super().weight_slots(path)

@@ -18,6 +18,7 @@ from llmkit.layers.stacked_weight import Shard, StackedWeight
 
 if TYPE_CHECKING:
     from llmkit.layers.context import ModelContext, ParallelLayout
+    from llmkit.layers.norm import RMSNorm
 
 
 def rank_slice(size: int, parallel: ParallelLayout, what: str) -> slice:
@@ -59,6 +60,15 @@ class Linear(Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [t, in_features] → [t, out_features], both this worker's part."""
         return self.weight.linear(x, self.bias)
+
+    def after_norm(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`forward` of norm(x + residual), x + residual), in one kernel where the kernel table has one; x and residual
+        [t, in_features] may be overwritten."""
+        done = self.weight.after_norm(norm, x, residual, self.bias)
+        if done is not None:
+            return done
+        normed, total = norm.add(x, residual)
+        return self.forward(normed), total
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         start = 0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from llmkit.layers.context import ModelContext
+    from llmkit.layers.norm import RMSNorm
 
 
 class GatedMLP(Module):
@@ -26,7 +27,17 @@ class GatedMLP(Module):
         )
         self.down_proj = RowParallelLinear(context, inner, hidden, bias=bias)
         self._activation = gated_activation(context.kernels, context.config.activation)
+        self._is_silu = context.config.activation == "silu"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [t, hidden_size] → [t, hidden_size]."""
         return self.down_proj.forward(self._activation(self.gate_up_proj.forward(x)))
+
+    def after_norm(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`forward` of norm(x + residual), x + residual); x and residual [t, hidden_size] may be overwritten."""
+        if self._is_silu and not self.gate_up_proj.has_bias:
+            done = self.gate_up_proj.weight.silu_after_norm(norm, x, residual)
+            if done is not None:
+                return self.down_proj.forward(done[0]), done[1]
+        normed, total = norm.add(x, residual)
+        return self.forward(normed), total

@@ -22,6 +22,7 @@ from llmkit.layers.stacked_weight import Shard, StackedWeight
 if TYPE_CHECKING:
     from llmkit.layers.config import ExpertOptions
     from llmkit.layers.context import ModelContext
+    from llmkit.layers.norm import RMSNorm
 
 
 class Router(Module):
@@ -160,3 +161,8 @@ class SparseMLP(Module):
         """x [t, hidden_size] → [t, hidden_size], complete on every worker."""
         output = self.experts.forward(x, *self.gate.forward(x))
         return output if self._all_reduce is None else self._all_reduce(output)
+
+    def after_norm(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`forward` of norm(x + residual), x + residual); x and residual [t, hidden_size] may be overwritten."""
+        normed, total = norm.add(x, residual)
+        return self.forward(normed), total

@@ -14,6 +14,7 @@ from llmkit.recycled_memory import passing_tensor
 
 if TYPE_CHECKING:
     from llmkit.layers.context import ModelContext
+    from llmkit.layers.norm import RMSNorm
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,22 @@ class StackedWeight:
         if self.arranged is not None:
             return self._kernels.arranged_linear(x, self.arranged, bias)
         return self._quantization.linear(x, self.packed, bias, self._kernels)
+
+    def after_norm(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`KernelTable.add_rms_norm_linear`; None also where the matrix is not in full precision as it came."""
+        if self.plain is None or norm.weight is None:
+            return None
+        return self._kernels.add_rms_norm_linear(x, residual, norm.weight, norm.eps, self.plain, bias)
+
+    def silu_after_norm(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`KernelTable.add_rms_norm_silu` likewise."""
+        if self.plain is None or norm.weight is None:
+            return None
+        return self._kernels.add_rms_norm_silu(x, residual, norm.weight, norm.eps, self.plain)
 
     def embedding(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` int64 [t] → [t, k]."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llmkit.execution.cuda.capture_sizes import padded_rows, padded_width
+from llmkit.jit.rehearsal import Rehearsal
 from llmkit.metrics.step_parts import part
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class DecodeGraphs:
         self._staging, self._sizes, self._common, self._body = staging, sizes, common, body
         self._steps: dict[_Key, _Step] = {}
         self._asked: Counter[_Key] = Counter()
+        self._device = device
         self._captures = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._captures else None  # type: ignore[no-untyped-call]
         self._pool: Any = None  # of memory, one for all graphs, as no two of them run at once
@@ -102,13 +104,17 @@ class DecodeGraphs:
         """Capture the steps of common sizes that end in tokens drawn from whole rows, over the narrowest table. The
         rows are padding: nothing is written to the cache."""
         width = padded_width(1, self._staging.most_pages)
-        for rows in reversed(self._common):  # the largest first: what it leaves of memory is enough for the others
-            if not self._captures:
+        if not self._captures:
+            return
+        keys = [(rows, width, Ending.DRAWN) for rows in reversed(self._common)]
+        with Rehearsal(self._device):
+            for key in keys:  # the largest first: what it leaves of memory is enough for the others
+                self._new(key).run()
+        for key in keys:
+            self._staging.fill(None, *key[:2])
+            self._steps[key].run()
+            if not self._capture(self._steps[key]):
                 return
-            step = self._new((rows, width, Ending.DRAWN))
-            self._staging.fill(None, rows, width)
-            step.run()
-            self._capture(step)
 
     def _key(self, num_rows: int, width: int, ending: Ending) -> _Key | None:
         rows, common = padded_rows(num_rows, self._sizes), padded_rows(num_rows, self._common)
@@ -125,7 +131,8 @@ class DecodeGraphs:
         step = self._steps[key] = _Step(inputs, self._body(inputs, key[2]))
         return step
 
-    def _capture(self, step: _Step) -> None:
+    def _capture(self, step: _Step) -> bool:
+        """Whether the step has a graph now; without, steps run as usual from here on."""
         stream, graph = self._stream, torch.cuda.CUDAGraph()
         assert stream is not None
         stream.wait_stream(torch.cuda.current_stream())
@@ -140,6 +147,7 @@ class DecodeGraphs:
         except RuntimeError as error:
             logger.warning("decode steps run without graphs: %s", error)
             self._captures = False
-            return
+            return False
         self._pool = self._pool or graph.pool()
         step.graph, step.output = graph, output
+        return True

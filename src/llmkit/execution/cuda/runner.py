@@ -148,11 +148,11 @@ class CudaModelRunner(ModelRunner):
         logits, slots, positions = self._launch_kernels(plan)
         with part("sample"):
             if ending is Ending.LOGITS and len(slots):
-                return self._process(plan, logits, slots, positions)
+                return self._process(plan, logits.float(), slots, positions)
             return self._await(plan, self._drawn(logits, slots, positions, ending))
 
     def _launch_kernels(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Any step, kernel by kernel: the logits [s, v] of rows that sample, their slots, and the positions int64[s] of
+        """Any step, kernel by kernel: the scores [s, v] of rows that sample, their slots, and the positions int64[s] of
         their tokens."""
         with part("inputs"):
             inputs = self._batch.prepare(plan)
@@ -161,7 +161,7 @@ class CudaModelRunner(ModelRunner):
             metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
-        context = forward_context(self._backend, metadata, self._group_of_layer, self.kv.layers)
+        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
         context.output_rows = self._output_rows(inputs)
         with part("forward"):
             hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
@@ -174,20 +174,20 @@ class CudaModelRunner(ModelRunner):
             return self._logits[:0], sent["slots"], sent["positions"]
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
         with part("logits"):
-            logits = checked_logits(self._model.logits(chosen), len(rows), self._vocab_size)
+            logits = checked_logits(self._model.scores(chosen), len(rows), self._vocab_size)
         return logits, sent["slots"], sent["positions"]
 
     def _body(self, inputs: StaticInputs, ending: Ending) -> Body:
         """What a graph of decode steps with these inputs is made of."""
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
-        context = forward_context(self._backend, metadata, self._group_of_layer, self.kv.layers)
+        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
         rows = len(inputs.slots)
         if ending is Ending.LOGITS and not len(self._logits):  # one for all graphs: no two of them run at once
             self._logits = torch.empty(self._most_rows, self._vocab_size, dtype=torch.float32, device=self._device)
 
         def run() -> torch.Tensor:
             hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
-            logits = checked_logits(self._model.logits(hidden), rows, self._vocab_size)
+            logits = checked_logits(self._model.scores(hidden), rows, self._vocab_size)
             if ending is Ending.LOGITS:
                 return self._logits[:rows].copy_(logits)
             return self._drawn(logits, inputs.slots, inputs.next_positions, ending)
@@ -197,7 +197,7 @@ class CudaModelRunner(ModelRunner):
     def _drawn(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, ending: Ending
     ) -> torch.Tensor:
-        """Tokens int64[n] of logits float32[n, v]."""
+        """Tokens int64[n] of scores [n, v]."""
         if not len(slots):
             return slots
         tokens = self._tokens_of(logits, slots, positions, truncated=ending is Ending.TRUNCATED)
@@ -209,7 +209,7 @@ class CudaModelRunner(ModelRunner):
     ) -> torch.Tensor:
         draws = self._state.draws(slots, positions, truncated=truncated)
         tokens = self._kernels.draw(logits, draws)
-        return draw_or_best(logits, draws) if tokens is None else tokens
+        return draw_or_best(logits.float(), draws) if tokens is None else tokens
 
     def _process(
         self, plan: StepPlan, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor

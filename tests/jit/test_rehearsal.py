@@ -1,0 +1,103 @@
+"""In a rehearsal kernels are compiled, side by side and each once, and none is launched."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from llmkit.jit.rehearsal import Rehearsal, launch
+
+CPU = torch.device("cpu")
+
+
+class Kernel:
+    """As Triton's: `kernel[grid](...)` launches, `warmup` compiles."""
+
+    arg_names = ("x_ptr", "count", "length")
+
+    def __init__(self, do_not_specialize: tuple[str, ...] = ()) -> None:
+        self.do_not_specialize = do_not_specialize
+        self.launched: list[Any] = []
+        self.compiled: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def run(*arguments: Any, **options: Any) -> str:
+            self.launched.append((grid, arguments, options))
+            return "launched"
+
+        return run
+
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+        self.compiled.append((grid, arguments, options, threading.current_thread()))
+
+
+def test_outside_it_a_launch_is_a_launch() -> None:
+    kernel, x = Kernel(), torch.zeros(8)
+    assert launch(kernel, (3,), x, 5, num_warps=2) == "launched"
+    assert kernel.launched == [((3,), (x, 5), {"num_warps": 2})]
+    assert not kernel.compiled
+
+
+def test_inside_nothing_is_launched_and_each_kernel_is_compiled_once() -> None:
+    kernel, x = Kernel(), torch.zeros(64)
+    with Rehearsal(CPU) as rehearsal:
+        for _ in range(3):
+            assert launch(kernel, (3,), x, 5, 7, num_warps=2) is None
+        launch(kernel, (9,), x[16:], 6, 9, num_warps=2)  # as the first: alignment and divisibility are the same
+        launch(kernel, (3,), x, 32, 7, num_warps=2)
+        launch(kernel, (3,), x, 1, 7, num_warps=2)
+        launch(kernel, (3,), x[1:], 5, 7, num_warps=2)
+        launch(kernel, (3,), x.half(), 5, 7, num_warps=2)
+        launch(kernel, (3,), x, 5, 7, num_warps=4)
+        launch(kernel, (3,), x, 5, 7.0, num_warps=2)
+        assert rehearsal.num_kernels == 7
+    assert len(kernel.compiled) == 7
+    assert not kernel.launched
+    assert all(thread is not threading.current_thread() for *_, thread in kernel.compiled)
+    assert launch(kernel, (3,), x, 5) == "launched"
+
+
+def test_arguments_that_kernels_are_not_specialised_for_make_no_difference() -> None:
+    kernel, x = Kernel(("count",)), torch.zeros(8)
+    with Rehearsal(CPU):
+        for count in (1, 5, 16):
+            launch(kernel, (1,), x, count, 3)
+    assert len(kernel.compiled) == 1
+
+
+def test_kernels_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    met = threading.Barrier(2, timeout=30)
+
+    class Waits(Kernel):
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+            met.wait()
+            super().warmup(*arguments, grid=grid, **options)
+
+    kernel = Waits()
+    with Rehearsal(CPU):
+        launch(kernel, (1,), torch.zeros(8))
+        launch(kernel, (1,), torch.zeros(8).half())
+    assert len(kernel.compiled) == 2
+
+
+def test_what_cannot_be_compiled_is_left_to_the_launch(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Kernel):
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:  # noqa: ARG002
+            raise ValueError("too large")
+
+    kernel = Broken()
+    with caplog.at_level("DEBUG", "llmkit.execution"), Rehearsal(CPU):
+        launch(kernel, (1,), torch.zeros(8))
+    assert "too large" in caplog.text
+    assert launch(kernel, (1,), torch.zeros(8)) == "launched"
+
+
+def test_an_error_ends_it() -> None:
+    kernel = Kernel()
+    with pytest.raises(KeyError), Rehearsal(CPU):
+        raise KeyError
+    assert launch(kernel, (1,), torch.zeros(8)) == "launched"

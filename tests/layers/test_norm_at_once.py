@@ -1,0 +1,71 @@
+"""Norms computed with the products behind them, where the kernel table has one kernel for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from llmkit.layers.config import LayerOptions
+from llmkit.layers.context import ForwardContext, ModelContext
+from llmkit.layers.decoder import DecoderForCausalLM
+from llmkit.testing.paged_attention import PagedPool
+from llmkit_attention.torch_backend import TorchAttention
+from llmkit_kernels.torch_table import TorchKernels
+
+IDS = torch.tensor([3, 1, 4, 1, 5])
+
+
+class AtOnce(TorchKernels):
+    def __init__(self, takes: bool = True) -> None:
+        self.takes, self.calls = takes, []
+
+    def add_rms_norm_linear(self, x, residual, norm, eps, weight, bias=None):
+        self.calls.append("linear" if bias is None else "biased")
+        if not self.takes:
+            return None
+        normed, total = self.add_rms_norm(x, residual, norm, eps)
+        return self.linear(normed, weight, bias), total
+
+    def add_rms_norm_silu(self, x, residual, norm, eps, weight):
+        self.calls.append("silu")
+        if not self.takes:
+            return None
+        normed, total = self.add_rms_norm(x, residual, norm, eps)
+        return self.silu_and_mul(self.linear(normed, weight)), total
+
+
+def logits(context: ModelContext, model: DecoderForCausalLM) -> torch.Tensor:
+    backend, pool = TorchAttention(), PagedPool(8, 4)
+    caches = pool.caches(backend, context.attention_layers, torch.float32)
+    forward = ForwardContext(backend, [backend.plan(pool.step([(0, len(IDS))]))] * len(caches), caches)
+    return model.logits(model(IDS, torch.arange(len(IDS)), forward))
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize(
+    ("options", "first", "later"),
+    [
+        (LayerOptions(), ["silu"], ["linear", "silu"]),
+        (LayerOptions(qkv_bias=True, mlp_bias=True), [], ["biased"]),
+        (LayerOptions(output_norms=True), [], ["linear"]),
+    ],
+)
+def test_the_layers_compute_the_same(
+    make_context: Callable[..., ModelContext],
+    random_tensors: Callable[[DecoderForCausalLM], dict[str, torch.Tensor]],
+    options: LayerOptions,
+    first: list[str],
+    later: list[str],
+    takes: bool,
+) -> None:
+    """first, later: what is asked of the table for the first layer, whose norm has nothing to add, and the others."""
+    results, table = [], AtOnce(takes)
+    for kernels in (TorchKernels(), table):
+        context = make_context(kernels=kernels)
+        model = DecoderForCausalLM(context, lambda *_: options)
+        model.load_weights(random_tensors(model).items())
+        results.append(logits(context, model))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+    assert table.calls == first + 2 * later
