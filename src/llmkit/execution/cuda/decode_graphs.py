@@ -109,7 +109,9 @@ class DecodeGraphs:
         keys = [(rows, width, Ending.DRAWN) for rows in reversed(self._common)]
         with Rehearsal(self._device):
             for key in keys:  # the largest first: what it leaves of memory is enough for the others
-                self._new(key).run()
+                step = self._new(key)
+                self._staging.fill(None, *key[:2])  # what is looked up must be there
+                step.run()
         for key in keys:
             self._staging.fill(None, *key[:2])
             self._steps[key].run()
