@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PROMPT ?= What is gravity?
 PYTEST_ARGS ?=
+SOURCES := src schedulers attention_backends connectors structured plugins cli
+# What an editable install leaves out: with PYTHONDONTWRITEBYTECODE set every start would compile all modules again.
+COMPILE = @$(BIN)/python -m compileall -q $(SOURCES)
 export PROMPT
 
 .PHONY: help demo test check lint types imports docs wheel bench clean
@@ -20,11 +23,13 @@ $(BIN)/python:
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing llmkit and what it needs into $(VENV); torch is large, this takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing llmkit and the tools of its tests into $(VENV); torch is large, this takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(COMPILE)
 	@touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run ## Fetch SmolLM2-135M and stream its answer to a prompt (PROMPT="...").

@@ -7,6 +7,7 @@ has as many pages cleared one by one.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import weakref
@@ -17,6 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+_POPULATE_WRITE = 23  # of madvise, since Linux 5.14
 _PIECE = 64 << 20  # bytes
 _ALIGNMENT = 64  # bytes
 
@@ -66,6 +68,29 @@ class MappedMemory:
         piece = np.frombuffer(mapped(max(nbytes, _PIECE)), np.uint8)
         self._piece = weakref.ref(piece)
         return piece, 0
+
+
+def commit(address: int, nbytes: int) -> None:
+    """Have the system provide memory for [address, address + nbytes) now, as if it was written to; content stays.
+
+    Where the system cannot, memory is provided when it is written to, as ever.
+    """
+    _advise(address // mmap.PAGESIZE * mmap.PAGESIZE, address + nbytes, _POPULATE_WRITE)
+
+
+def on_huge_pages(address: int, nbytes: int) -> None:
+    """Ask for huge pages for the whole pages in [address, address + nbytes)."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        page = mmap.PAGESIZE
+        first, last = (address + page - 1) // page * page, (address + nbytes) // page * page
+        _advise(first, last, mmap.MADV_HUGEPAGE)
+
+
+def _advise(first: int, last: int, advice: int) -> None:
+    """first: the address of a page."""
+    change = getattr(ctypes.CDLL(None), "madvise", None)
+    if change is not None and last > first:
+        change(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
 
 
 def mapped(size: int) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""When freed memory goes back to the system."""
+"""When freed memory goes back to the system, and when memory for steps comes."""
 
 from __future__ import annotations
 
@@ -63,3 +63,26 @@ def test_small_blocks_stay_while_loading() -> None:
     """The top of the heap used to go back to the system with each: thousands of pages to clear every time."""
     ended = subprocess.run([sys.executable, "-c", CONVERSION], capture_output=True, text=True, timeout=60, check=True)
     assert int(ended.stdout) < 50 * 5120 // 10
+
+
+GROWN = """
+import resource, torch
+from llmkit.execution.freeing import grow_heap, keep_freed_memory
+from llmkit.mapped_memory import commit
+
+MIB = 1 << 20
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(1)
+keep_freed_memory()
+commit(*grow_heap(64 * MIB))
+before = faults()
+tensors = [torch.ones(8 * MIB, dtype=torch.uint8) for _ in range(4)]
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tunes glibc")
+def test_what_is_put_into_the_heap_and_committed_needs_no_page_any_more() -> None:
+    ended = subprocess.run([sys.executable, "-c", GROWN], capture_output=True, text=True, timeout=60, check=True)
+    pages = 32 * 256
+    assert int(ended.stdout) < pages // 20

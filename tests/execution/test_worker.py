@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ import torch
 
 from llmkit.config import EngineConfig
 from llmkit.errors import ConfigError, EngineClosedError, OutOfMemoryError, PluginError
+from llmkit.execution import ready_memory
 from llmkit.execution.building import attention_queries, choose_block_size, judge_of
 from llmkit.execution.measuring import HostMemory, host_memory, host_use
 from llmkit.execution.setup import WorkerSetup
@@ -216,3 +221,29 @@ def test_share_of_the_free_memory_on_the_cpu():
     assert use.free == 400
     full = host_use(config, HostMemory(total=1000, free=150), weights=100, activations=100)
     assert full.usable - full.weights - full.activations - full.other < 0
+
+
+def is_resident(address: int) -> bool:
+    state = ctypes.create_string_buffer(1)
+    page = address // mmap.PAGESIZE * mmap.PAGESIZE
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), state) == 0
+    return bool(state.raw[0] & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the state of pages")
+@pytest.mark.parametrize("share", [1e6, 0])
+def test_the_first_blocks_are_committed_as_far_as_the_weights_allow(make_setup, monkeypatch, share):
+    monkeypatch.setattr(ready_memory, "SHARE", share)
+    worker = Worker(make_setup())
+    report = worker.load()
+    before = set(threading.enumerate())
+    worker.allocate(layout_of(report))
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert worker._runner is not None
+    ranges = worker._runner.kv.first_blocks(64 // 4)  # the token budget
+    assert ranges
+    for address, nbytes in ranges:
+        assert nbytes >= 17 * report.memory.block_bytes // len(ranges)
+        assert is_resident(address + nbytes - 1) == (share > 0)
+    worker.close()

@@ -8,6 +8,8 @@ import sys
 
 import torch
 
+from llmkit.mapped_memory import on_huge_pages
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _KEPT = 1 << 30  # bytes
 _PASSING = 1 << 20  # bytes
@@ -34,6 +36,23 @@ def keep_freed_memory() -> None:
     """
     _tune(_MMAP_THRESHOLD, _KEPT)
     _tune(_TRIM_THRESHOLD, _KEPT)
+
+
+def grow_heap(nbytes: int) -> tuple[int, int] | None:
+    """Put `nbytes` at the end of glibc's heap, on huge pages: after `keep_freed_memory`, where the blocks of the next
+    steps come from. Returns (address, nbytes), None if there is no such heap. Memory is committed as it is written.
+    """
+    library = ctypes.CDLL(None)
+    if sys.platform != "linux" or not hasattr(library, "mallopt") or not 0 < nbytes <= _KEPT // 2:
+        return None
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    block = library.malloc(nbytes)
+    if not block:
+        return None
+    on_huge_pages(block, nbytes)
+    library.free(block)
+    return int(block), nbytes
 
 
 def _tune(parameter: int, value: int) -> None:

@@ -45,6 +45,11 @@ class KVTensors:
     def nbytes(self) -> int:
         return sum(storage.numel() for storage in self._storages)
 
+    def first_blocks(self, count: int) -> list[tuple[int, int]]:
+        """(address, bytes) in each storage of the first `count` blocks that the pool gives out, and the null block."""
+        nbytes = min(count + 1, len(self._blocks[0]) if self._blocks else 0) * self._block_bytes
+        return [(storage.data_ptr(), nbytes) for storage in self._storages]
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks, as if one after another."""
         if not copies:

@@ -133,13 +133,17 @@ def estimated_graphs(built: BuiltModel, config: EngineConfig, itemsize: int) -> 
     return _activations(built, rows, rows, itemsize) + logits + len(common_sizes(sequences)) * _GRAPH_BYTES
 
 
-def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) -> int:
+def token_activations(built: BuiltModel, itemsize: int) -> int:
+    """Bytes of a layer's temporaries for each token."""
     model = built.config
     attention = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     widths = (m.activation_width() for m in built.model.modules() if isinstance(m, Module))
     widest = max(3 * model.intermediate_size, attention, *widths)
-    per_token = (3 * model.hidden_size + widest) * itemsize
-    return tokens * per_token + _SAMPLER_COPIES * sampled * model.vocab_size * 4
+    return (3 * model.hidden_size + widest) * itemsize
+
+
+def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) -> int:
+    return tokens * token_activations(built, itemsize) + _SAMPLER_COPIES * sampled * built.config.vocab_size * 4
 
 
 @torch.inference_mode()

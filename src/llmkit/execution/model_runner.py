@@ -57,7 +57,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._backend = backend
         self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
-        self._kv = KVTensors(layout, backend, device)
+        self.kv = KVTensors(layout, backend, device)
         self._group_of_layer = groups_by_layer(layout)
         self._replayer = StepReplayer(backend) if device.type == "cpu" else None
         self._sampler = Sampler(self._batch.token_ids, vocab_size, device)
@@ -68,7 +68,7 @@ class ModelRunner:
     @property
     def kv_caches(self) -> list[torch.Tensor]:
         """The cache of each attention layer."""
-        return self._kv.layers
+        return self.kv.layers
 
     def warm_up(self) -> None:
         """Do once what would otherwise make the first steps wait."""
@@ -118,7 +118,7 @@ class ModelRunner:
         recorded = replayer.begin(inputs, metadata) if replayer is not None else None
         if recorded is not None:
             metadata = recorded.metadata
-        context = forward_context(backend, metadata, self._group_of_layer, self._kv.layers)
+        context = forward_context(backend, metadata, self._group_of_layer, self.kv.layers)
         context.output_rows = self._output_rows(inputs)
         context.replayer = self._replayer if recorded is not None else None
         with part("forward"):
@@ -151,8 +151,8 @@ class ModelRunner:
             self._pooler.add(row)
         for change in plan.block_updates:
             self._batch.update(change)
-        self._kv.swap(plan.swaps_out, plan.swaps_in)
-        self._kv.copy_blocks(plan.block_copies)
+        self.kv.swap(plan.swaps_out, plan.swaps_in)
+        self.kv.copy_blocks(plan.block_copies)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult) -> None:
         rows = inputs.sampling_rows

@@ -28,6 +28,8 @@ from llmkit.execution.measuring import (
 from llmkit.execution.memory import MemoryPlan, plan_memory
 from llmkit.execution.model_runners import concurrent_steps, runner_for
 from llmkit.execution.profiling import TorchProfile
+from llmkit.execution.read_ahead import read_ahead
+from llmkit.execution.ready_memory import make_ready
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
 from llmkit.recycled_memory import recycling
@@ -80,7 +82,7 @@ class Worker:
         with torch.no_grad(), recycling(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
             source.format.expect(built.model.weight_shapes())
-            tensors = source.tensors()
+            tensors = read_ahead(source.tensors())
             checksum = WeightsChecksum()
             if self._setup.config.connector.name is not None:
                 tensors = checksum.counted(tensors)
@@ -116,6 +118,9 @@ class Worker:
                 attention_calls=calls("attention"),
             )
             self._runner.warm_up()
+        if self._device.type == "cpu":
+            itemsize = DTYPES[self._setup.config.model.dtype].itemsize
+            make_ready(self._built, self._setup.config, itemsize, self._runner.kv)
         self._transfers = worker_transfers(self._setup, self._fingerprint, layout, self._runner.kv_caches)
         self._runner.transfers = self._transfers
 

@@ -161,7 +161,7 @@ class CudaModelRunner(ModelRunner):
             metadata = [self._backend.plan(batch) for batch in inputs.batches]
         planned = perf_counter()
         self._plan_timing.add(planned - start)
-        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
+        context = forward_context(self._backend, metadata, self._group_of_layer, self.kv.layers)
         context.output_rows = self._output_rows(inputs)
         with part("forward"):
             hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
@@ -180,7 +180,7 @@ class CudaModelRunner(ModelRunner):
     def _body(self, inputs: StaticInputs, ending: Ending) -> Body:
         """What a graph of decode steps with these inputs is made of."""
         metadata = [self._backend.plan(batch) for batch in inputs.batches]
-        context = forward_context(self._backend, metadata, self._group_of_layer, self._kv.layers)
+        context = forward_context(self._backend, metadata, self._group_of_layer, self.kv.layers)
         rows = len(inputs.slots)
         if ending is Ending.LOGITS and not len(self._logits):  # one for all graphs: no two of them run at once
             self._logits = torch.empty(self._most_rows, self._vocab_size, dtype=torch.float32, device=self._device)
