@@ -5,8 +5,9 @@
 
 Inline: the step loop in this process, every token with its text. Then `llmkit serve` with the same settings, and any
 other OpenAI-compatible server that runs already (--url llama-server=http://127.0.0.1:8080), all requests at once from
-this process. Prints JSON: for each the medians over the runs of output tokens/s, TTFT and ITL (median and p99 of all
-requests), and the ratios to inline. FLAGS, behind --, are those of `llmkit serve` and of the inline engine, as
+this process. Each run has prompts of its own, of the same lengths, the same for everybody: no server that keeps
+prefixes has seen them. Prints JSON: for each the medians over the runs of output tokens/s, TTFT and ITL (median and p99
+of all requests), and the ratios to inline. FLAGS, behind --, are those of `llmkit serve` and of the inline engine, as
 --name=value.
 """
 
@@ -30,7 +31,7 @@ from serving import llmkit_server
 from llmkit import LLM, SamplingParams
 from llmkit.frontend.arguments import input_processor
 from llmkit.frontend.output_processor import OutputProcessor, RequestState
-from llmkit_cli.bench.workloads import Workload, workload
+from llmkit_cli.bench.workloads import WorkItem, Workload, workload
 from llmkit_cli.load.arrivals import arrival_times
 from llmkit_cli.load.dataset import LoadItem, body_of
 from llmkit_cli.load.figures import figures
@@ -38,12 +39,23 @@ from llmkit_cli.load.record import RequestRecord
 from llmkit_cli.load.run import LoadRun, run_load
 from llmkit_cli.remote.server import RemoteServer
 
+WARM_UP = 4
+"""Requests that nobody measures."""
+
 KEYS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms", "client_load")
+
+
+def with_other_tokens(items: Workload, run: int, vocab_size: int) -> Workload:
+    """The requests for run number `run`: every token is another one, the same wherever it was the same."""
+    first, count = 10, vocab_size - 10  # control tokens stand at the beginning
+    return [
+        WorkItem([first + (token - first + 7919 * run) % count for token in item.prompt], item.max_tokens)
+        for item in items
+    ]
 
 
 def inline_run(llm: LLM, items: Workload) -> dict[str, Any]:
     """All requests at once through the engine's own step loop."""
-    llm.reset_prefix_cache()
     core, prepared = llm.engine.core, llm.engine.prepared
     inputs, outputs = input_processor(prepared), OutputProcessor(prepared.tokenizer)
     records: list[RequestRecord] = []
@@ -75,26 +87,23 @@ def inline_run(llm: LLM, items: Workload) -> dict[str, Any]:
     return figures(LoadRun(records, duration, (time.process_time() - busy) / duration, len(items)))
 
 
-async def http_runs(url: str, items: Workload, runs: int, resets: bool) -> list[dict[str, Any]]:
-    """The same requests over HTTP, after one to warm up. resets: forget prefixes before each run."""
+async def http_runs(url: str, warm_up: Workload, runs: list[Workload]) -> list[dict[str, Any]]:
+    """The same runs over HTTP, after one to warm up."""
     results = []
     async with RemoteServer(url) as server:
         model = await server.served_model(None)
         fields = {"temperature": 0, "ignore_eos": True}
-        bodies = [
-            msgspec.json.encode(body_of(LoadItem(i.prompt, i.max_tokens), "completions", model, fields)) for i in items
-        ]
-        await run_load(server, "/v1/completions", bodies[:1], [0.0])
-        for _ in range(runs):
-            if resets:
-                async with server.session.post(url + "/reset_prefix_cache") as response:
-                    response.raise_for_status()
+        for items in (warm_up, *runs):
+            bodies = [
+                msgspec.json.encode(body_of(LoadItem(i.prompt, i.max_tokens), "completions", model, fields))
+                for i in items
+            ]
             run = await run_load(server, "/v1/completions", bodies, arrival_times(len(bodies), float("inf"), 1, 0))
             result = figures(run)
             if result["failed"]:
                 raise RuntimeError(f"{result['failed']} requests have failed at {url}: {result['errors']}")
             results.append(result)
-    return results
+    return results[1:]
 
 
 def medians(results: list[dict[str, Any]]) -> dict[str, float]:
@@ -134,15 +143,18 @@ def main() -> None:
         parser.error("--vllm and --llamacpp need --peers")
     settings = dict(flag.removeprefix("--").replace("-", "_").split("=", 1) for flag in arguments.flags)
     with LLM(arguments.model, **settings) as llm:
-        items = workload(arguments.workload, int(llm.engine.prepared.source.config["vocab_size"]))
-        inline_run(llm, items[:1])
-        inline = medians([inline_run(llm, items) for _ in range(arguments.runs)])
-    with llmkit_server(arguments.model, ["--enable-control-endpoints", *arguments.flags]) as running:
-        served = medians(asyncio.run(http_runs(running.url, items, arguments.runs, True)))
+        vocab_size = int(llm.engine.prepared.source.config["vocab_size"])
+        items = workload(arguments.workload, vocab_size)
+        warm_up, *runs = (with_other_tokens(items, run, vocab_size) for run in range(1 + arguments.runs))
+        warm_up = warm_up[:WARM_UP]
+        inline_run(llm, warm_up)
+        inline = medians([inline_run(llm, run) for run in runs])
+    with llmkit_server(arguments.model, arguments.flags) as running:
+        served = medians(asyncio.run(http_runs(running.url, warm_up, runs)))
     result: dict[str, Any] = {"inline": inline, "llmkit serve": {**served, "ratios": ratios(served, inline)}}
     for name, server in others(arguments):
         with server as url:
-            other = medians(asyncio.run(http_runs(url, items, arguments.runs, False)))
+            other = medians(asyncio.run(http_runs(url, warm_up, runs)))
         result[name] = {**other, "ratios": ratios(other, inline)}
     print(json.dumps(result, indent=2))
 

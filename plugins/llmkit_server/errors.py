@@ -17,6 +17,7 @@ from llmkit.errors import (
     EngineDeadError,
     EngineDrainingError,
     EngineError,
+    EngineOverloadedError,
     InvalidRequestError,
     LlmkitError,
     RequestTimeoutError,
@@ -105,7 +106,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), param=error.param)
         case EngineDrainingError():
             return ApiError(503, "The server is shutting down.", headers=RETRY_SOON)
-        case EngineDeadError() | EngineClosedError():
+        case EngineDeadError() | EngineClosedError() | EngineOverloadedError():
             return ApiError(503, str(error), headers=RETRY_SOON)
         case RequestTimeoutError():
             return ApiError(504, str(error))

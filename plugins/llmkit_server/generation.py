@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from llmkit import RequestOptions, RequestOutput, SamplingParams
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import EngineOverloadedError, InvalidRequestError
 from llmkit_server.context import ServerContext
-from llmkit_server.errors import ApiError, ClientGone
+from llmkit_server.errors import ApiError, ClientGone, as_api_error
 from llmkit_server.sampling import named_for
 from llmkit_server.streaming import EventStream, Watch, until_done
 from llmkit_server.tracing import trace_headers
@@ -146,6 +146,8 @@ class Generation:
         if not any(answer.finish_reason == "error" for answer in output.outputs):
             return
         message = output.error or "The engine failed."
+        if output.overloaded:
+            raise as_api_error(EngineOverloadedError(message))
         if output.error_param is None:
             raise ApiError(500, message)
         raise ApiError(400, message, param=self._names.get(output.error_param, output.error_param))

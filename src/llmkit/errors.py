@@ -66,6 +66,10 @@ class RequestFailedError(EngineError):
     """A request that had been taken in could not be answered."""
 
 
+class EngineOverloadedError(RequestFailedError):
+    """A request waited for its turn as long as one may. Sent again later, it may be answered."""
+
+
 class RequestTimeoutError(RequestFailedError, TimeoutError):
     """A request was not done within the time that its caller gave it."""
 

@@ -78,6 +78,13 @@ def test_a_server_has_shorter_steps(environment, gpu_bytes, offline, online):
         assert (done.scheduler.max_num_batched_tokens, done.scheduler.max_num_seqs) == expected
 
 
+@pytest.mark.parametrize(("online", "given", "wait_s"), [(True, None, 15.0), (True, 3, 3.0), (False, None, None)])
+def test_only_an_engine_that_serves_lets_no_grammar_wait_for_ever(online, given, wait_s):
+    settings = {} if given is None else {"compile_wait_s": given}
+    done = resolve_config(config(**settings), MODEL, device="cpu", environment=PLAIN_CPU, online=online)
+    assert done.structured.compile_wait_s == wait_s
+
+
 def test_everything_is_filled_in():
     done = resolved()
     assert (done.model.dtype, done.kv_cache.dtype, done.model.max_model_len) == ("float32", "float32", 8192)

@@ -35,9 +35,9 @@ def registry() -> Registry:
     return registry
 
 
-def hostile_service(registry: Registry, **settings: float) -> GrammarService:
+def hostile_service(registry: Registry, clock: Callable[[], float] = monotonic, **settings: float) -> GrammarService:
     backends = GrammarBackends("hostile", registry, Environment(), byte_vocabulary, Breakers())
-    return GrammarService(backends, StructuredConfig(**settings))  # type: ignore[arg-type]
+    return GrammarService(backends, StructuredConfig(**settings), clock)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

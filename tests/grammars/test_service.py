@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from llmkit.hookspecs.plugin import Environment
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.registry import Registry
 from llmkit.requests.grammar_task import GrammarTask
+from llmkit.testing import hostile_grammars
 from llmkit.testing.hostile_grammars import HostileCompiler, Panic
 
 from .conftest import EOS, byte_vocabulary, hostile_service, settled, wait_until
@@ -187,6 +189,71 @@ def test_a_grammar_that_nobody_wants_any_more_is_not_compiled_on(registry: Regis
         service.cancel(spinning)  # once more: nothing happens
     finally:
         service.close()
+
+
+@pytest.fixture
+def crowded(registry: Registry) -> Iterator[tuple[GrammarService, list[float]]]:
+    """Compiles one grammar at a time, by a clock of the test's; "hostile" and "second" are engines of one kind."""
+    registry.register("structured", "second", hostile_grammars)
+    now = [0.0]
+    service = hostile_service(registry, lambda: now[0], compile_processes=1, compile_timeout_s=2.0, compile_wait_s=5.0)
+    yield service, now
+    service.close()
+
+
+def test_a_grammar_waits_for_others_for_some_time_and_no_longer(crowded: tuple[GrammarService, list[float]]) -> None:
+    service, now = crowded
+    settled(service, service.submit(task("up")))
+    spinning = service.submit(task("!spin"))
+    wait_until(lambda: service.num_waiting == 0, service)
+    early = service.submit(task("behind"))
+    now[0] = 4.0
+    late = service.submit(task("behind"))
+    assert service.finished() == []
+    now[0] = 5.0
+    assert service.finished() == [early]
+    assert isinstance(early.result, GrammarFailure)
+    assert (early.result.overloaded, early.result.refused) == (True, False)
+    assert "waited longer than 5 s (structured.compile_wait_s)" in early.result.message
+    # What is being compiled goes on, and whoever may still wait gets the grammar.
+    settled(service, spinning, late)
+    assert isinstance(spinning.result, GrammarFailure)
+    assert not spinning.result.overloaded
+    assert isinstance(late.result, ReadyGrammar)
+
+
+def test_a_grammar_that_was_late_is_not_remembered_as_bad(crowded: tuple[GrammarService, list[float]]) -> None:
+    service, now = crowded
+    spinning, late = service.submit(task("!spin")), service.submit(task("late"))
+    wait_until(lambda: service.num_waiting == 1, service)
+    now[0] = 5.0
+    assert service.finished() == [late]
+    service.cancel(spinning)
+    again = service.submit(task("late"))
+    settled(service, again)
+    assert isinstance(again.result, ReadyGrammar)
+
+
+def test_the_next_engine_is_not_tried_when_the_time_is_over(crowded: tuple[GrammarService, list[float]]) -> None:
+    service, now = crowded
+    ticket = service.submit(GrammarTask(task("!spin").request, ("hostile", "second")))
+    wait_until(lambda: service.num_waiting == 0, service)
+    now[0] = 5.0
+    settled(service, ticket)
+    assert isinstance(ticket.result, GrammarFailure)
+    assert (ticket.result.overloaded, ticket.result.refused) == (False, True)
+    assert "hostile: Compiling the grammar took longer than 2 s" in ticket.result.message
+    assert "second: not tried any more after 5 s" in ticket.result.message
+
+
+def test_first_tries_come_before_second_ones(crowded: tuple[GrammarService, list[float]]) -> None:
+    service, _ = crowded
+    twice = service.submit(GrammarTask(task("!refuse").request, ("hostile", "second")))
+    spinning = service.submit(task("!spin"))
+    wait_until(lambda: bool(twice.tried) and service.num_waiting == 1, service)
+    once = service.submit(task("!refuse", "once"))
+    service.cancel(spinning)
+    assert settled(service, twice, once) == [once, twice]
 
 
 def test_a_dead_compile_process_fails_what_it_was_at_and_is_replaced(registry: Registry) -> None:

@@ -279,16 +279,19 @@ class TestWaiting:
         assert [text_of(run, "waits", i) for i in range(2)] == ["xy", "xy"]
         assert run.core.stats().num_compiling == 0
 
-    @pytest.mark.parametrize(("refused", "param"), [(True, "structured_outputs"), (False, None)])
-    def test_a_failure_ends_all_sequences(self, refused: bool, param: str | None) -> None:
+    @pytest.mark.parametrize(
+        ("refused", "overloaded", "param"),
+        [(True, False, "structured_outputs"), (False, False, None), (False, True, None)],
+    )
+    def test_a_failure_ends_all_sequences(self, refused: bool, overloaded: bool, param: str | None) -> None:
         service = ManualService(at_once=False)
         run = harness(service)
         run.add("a", [1], 8, n=3, **constrained("xy"))
         run.step()
-        service.finish(service.tickets[0], GrammarFailure("too complex", refused))
+        service.finish(service.tickets[0], GrammarFailure("too complex", refused, overloaded))
         outputs = run.step()
-        assert {(o.index, o.finish_reason, o.error, o.error_param) for o in outputs} == {
-            (i, "error", "too complex", param) for i in range(3)
+        assert {(o.index, o.finish_reason, o.error, o.error_param, o.overloaded) for o in outputs} == {
+            (i, "error", "too complex", param, overloaded) for i in range(3)
         }
         assert not run.core.has_work()
 

@@ -44,7 +44,7 @@ class ScriptedEngine:
     """An engine whose answers are given: the tokens of `answers[index % len(answers)]`, one a step.
 
     hold: it takes requests and says nothing. fail_after: the answer breaks with an error after that many tokens.
-    refuse: message and field of a refusal by the engine.
+    refuse: message and field of a refusal by the engine. overloaded: it says that it had no room.
     """
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
@@ -53,6 +53,7 @@ class ScriptedEngine:
         self.hold = False
         self.fail_after: int | None = None
         self.refuse: tuple[str, str | None] | None = None
+        self.overloaded = False
         self.added: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.health = EngineHealth(alive=True, ready=True)
@@ -93,6 +94,7 @@ class ScriptedEngine:
         done = len(self.tokenizer.encode(self.answers[index % len(self.answers)])) + 1 - len(ids)
         if self.refuse is not None:
             output.finish_reason, (output.error, output.error_param) = "error", self.refuse
+            output.overloaded = self.overloaded
         elif done == self.fail_after:
             output.finish_reason, output.error = "error", "the step broke"
         else:

@@ -243,6 +243,16 @@ def test_a_refusal_by_the_engine_names_the_clients_field(served, refusal, stream
     assert served.context.admission.num_sequences == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+def test_who_waited_in_vain_may_come_again(served, refusal, stream, prompt):
+    served.engine.refuse, served.engine.overloaded = ("there was no room.", None), True
+    response = served.complete(prompt=prompt, stream=stream)
+    assert refusal(response, 503, None) == "there was no room."
+    assert response.headers["retry-after"] == "1"
+    assert served.context.admission.num_sequences == 0
+
+
 def test_an_answer_that_breaks(served, refusal):
     served.engine.fail_after = 2
     assert refusal(served.complete(), 500, None) == "the step broke"

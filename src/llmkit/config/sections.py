@@ -154,6 +154,12 @@ class StructuredConfig(Section):
     compile_timeout_s: float = Field(
         default=10.0, gt=0, le=3600, description="Longest that a grammar may take to compile, in seconds."
     )
+    compile_wait_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest that a request waits for the compilations of others, and for engines that fail, until one "
+        "begins with its grammar, in seconds. Default: 15 in AsyncLLM and llmkit serve, no limit in LLM.",
+    )
     compile_memory_mib: int = Field(
         default=1024, ge=16, description="Most memory that the compilation of a grammar may take, in MiB."
     )

@@ -17,6 +17,7 @@ from llmkit.hookspecs.plugin import Environment
 
 DTYPES = ("float32", "bfloat16", "float16")
 LARGE_GPU_BYTES = 70 * 2**30
+ONLINE_COMPILE_WAIT_S = 15.0
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -92,7 +93,7 @@ def resolve_config(
     online: bool = False,
 ) -> EngineConfig:
     """`config` with every default filled in that depends on the device and on the model's config.json. online: of an
-    engine that serves many users, see `batch_defaults`; it is ready for its first grammar.
+    engine that serves many users, see `batch_defaults`; it is ready for its first grammar, and none waits for ever.
 
     Block size and number of blocks stay open: they are the worker's to decide. Raises ConfigError, ModelError.
     """
@@ -104,10 +105,15 @@ def resolve_config(
     budget = scheduler.max_num_batched_tokens or max(defaults.max_num_batched_tokens, sequences)
     if not scheduler.enable_chunked_prefill:
         budget = _whole_prompt_budget(scheduler.max_num_batched_tokens, budget, length)
-    preload = config.structured.preload_grammars
+    structured = config.structured
+    preload, wait_s = structured.preload_grammars, structured.compile_wait_s
     return config.model_copy(
         update={
-            "structured": _with(config.structured, preload_grammars=online if preload is None else preload),
+            "structured": _with(
+                structured,
+                preload_grammars=online if preload is None else preload,
+                compile_wait_s=ONLINE_COMPILE_WAIT_S if online and wait_s is None else wait_s,
+            ),
             "model": _with(model, dtype=dtype, max_model_len=length),
             "scheduler": _with(scheduler, max_num_seqs=sequences, max_num_batched_tokens=budget),
             "kv_cache": _with(cache, dtype=dtype if cache.dtype == "auto" else cache.dtype),

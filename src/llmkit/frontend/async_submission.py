@@ -7,7 +7,14 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from llmkit.errors import EngineError, InvalidRequestError, RequestFailedError, RequestTimeoutError, renewed
+from llmkit.errors import (
+    EngineError,
+    EngineOverloadedError,
+    InvalidRequestError,
+    RequestFailedError,
+    RequestTimeoutError,
+    renewed,
+)
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import RequestState
 from llmkit.requests.output import RequestOutput
@@ -64,7 +71,8 @@ class Submission:
         """Wait until the engine has begun to answer, or has refused the request.
 
         Raises InvalidRequestError for a refusal that names a field of the request, RequestFailedError if it has ended
-        otherwise without a single token (RequestTimeoutError after its timeout), and what has become of the engine.
+        otherwise without a single token (RequestTimeoutError after its timeout, EngineOverloadedError if the engine had
+        no room for it in time), and what has become of the engine.
         """
         state, inbox = self._state, self._inbox
         while not state.started and inbox.error is None:
@@ -76,7 +84,7 @@ class Submission:
         if state.error is not None and state.finished:
             if state.error_param is not None:
                 raise InvalidRequestError(state.error, param=state.error_param)
-            raise RequestFailedError(state.error)
+            raise (EngineOverloadedError if state.overloaded else RequestFailedError)(state.error)
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self

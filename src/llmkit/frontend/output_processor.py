@@ -42,6 +42,7 @@ class RequestState:
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     error_param: str | None = None
+    overloaded: bool = False
     embedding: list[float] | None = None
     prompt_counted: bool = False
 
@@ -80,6 +81,7 @@ class RequestState:
             kv_transfer_params=self.kv_transfer_params,
             error=self.error,
             error_param=self.error_param,
+            overloaded=self.overloaded,
             embedding=self.embedding,
         )
 
@@ -200,6 +202,7 @@ class OutputProcessor:
             state.embedding = output.embedding
         if output.error is not None:
             state.error, state.error_param = output.error, output.error_param
+            state.overloaded = output.overloaded
         answer = state.answers[output.index]
         before = answer.num_tokens
         answer.apply(output)

@@ -38,10 +38,12 @@ class ReadyGrammar:
 
 @dataclass(frozen=True)
 class GrammarFailure:
-    """Why there is no grammar. refused: the request is to blame, and no other attempt would end differently."""
+    """Why there is no grammar. refused: the request is to blame, and no other attempt would end differently.
+    overloaded: it was never its turn; sent again later, it may be."""
 
     message: str
     refused: bool = True
+    overloaded: bool = False
 
 
 class GrammarCache:

@@ -31,11 +31,13 @@ class Hello:
 
 @dataclass(frozen=True)
 class Compile:
-    """To the process. number: tells the answer; never used twice."""
+    """To the process. number: tells the answer; never used twice. again: an engine before this one has failed, so that
+    grammars that none has been asked for yet go first."""
 
     number: int
     backend: str
     request: GrammarRequest
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,13 @@ class Outcome:
     data: bytes = b""
     message: str = ""
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """From the process: a grammar waits no longer, it is being compiled."""
+
+    number: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from llmkit.errors import described
 from llmkit.grammars import compile_messages as messages
-from llmkit.grammars.compile_messages import Cancel, Compile, Hello, Outcome
+from llmkit.grammars.compile_messages import Begun, Cancel, Compile, Hello, Outcome
 
 logger = logging.getLogger("llmkit.grammars")
 
@@ -42,10 +42,14 @@ _ONE_THREAD = {
 
 class CompileProcess:
     """Started with the first grammar, and again after it has died. `send` and `cancel` come from any thread and never
-    wait; `on_outcome` is called in a thread of this object, with an Outcome for every number sent and not cancelled."""
+    wait; `on_outcome` is called in a thread of this object, with an Outcome for every number sent and not cancelled;
+    before it `on_begun`, with the number of a grammar that waits no longer."""
 
-    def __init__(self, hello: Callable[[], Hello], on_outcome: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, hello: Callable[[], Hello], on_begun: Callable[[int], None], on_outcome: Callable[[Outcome], None]
+    ) -> None:
         self._make_hello = hello
+        self._on_begun = on_begun
         self._on_outcome = on_outcome
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -167,6 +171,8 @@ class CompileProcess:
                     wanted = isinstance(message, Outcome) and self._pending.pop(message.number, None) is not None
                 if wanted:
                     self._on_outcome(message)
+                elif isinstance(message, Begun):
+                    self._on_begun(message.number)
         except (EOFError, OSError, ValueError):  # ValueError: closed by this side
             pass
         except Exception as error:  # what cannot be unpickled, most of all

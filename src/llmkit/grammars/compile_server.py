@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 from llmkit.errors import described
 from llmkit.grammars import compile_messages as messages
 from llmkit.grammars.compile_child import run_child
-from llmkit.grammars.compile_messages import Alive, Cancel, Compile, Hello, Outcome
+from llmkit.grammars.compile_messages import Alive, Begun, Cancel, Compile, Hello, Outcome
 from llmkit.hookspecs.structured import GrammarCompiler
 
 MAX_RESULT_BYTES = 256 << 20
@@ -50,6 +50,7 @@ class CompileServer:
         self._source = source
         self._sink = sink
         self._waiting: deque[Compile] = deque()
+        self._waiting_again: deque[Compile] = deque()  # begun when nobody waits for a first try
         self._children: dict[int, Child] = {}  # by the descriptor that the child writes to
         self._compilers: dict[str, GrammarCompiler] = {}
         self._selector = selectors.DefaultSelector()
@@ -75,15 +76,17 @@ class CompileServer:
 
     def _take(self, message: Compile | Cancel) -> None:
         if isinstance(message, Compile):
-            self._waiting.append(message)
+            (self._waiting_again if message.again else self._waiting).append(message)
             return
-        self._waiting = deque(task for task in self._waiting if task.number != message.number)
+        for queue in (self._waiting, self._waiting_again):
+            for task in [task for task in queue if task.number == message.number]:
+                queue.remove(task)
         for fd in [fd for fd, child in self._children.items() if child.task.number == message.number]:
             self._reap(fd, kill=True)
 
     def _start_children(self) -> None:
-        while self._waiting and len(self._children) < self._hello.max_children:
-            task = self._waiting.popleft()
+        while (queue := self._waiting or self._waiting_again) and len(self._children) < self._hello.max_children:
+            task = queue.popleft()
             try:
                 compiler = self._compiler(task.backend)
             except BaseException as error:
@@ -124,7 +127,7 @@ class CompileServer:
         os.set_blocking(read_fd, False)
         self._children[read_fd] = Child(task, pid, monotonic() + self._hello.timeout_s, errors)
         self._selector.register(read_fd, selectors.EVENT_READ)
-        self._tell(Alive())
+        self._tell(Begun(task.number))
 
     def _be_child(self, task: Compile, compiler: GrammarCompiler, pipe: tuple[int, int], errors: int) -> NoReturn:
         """What the child does, whatever happens: it must never come back to the loop of its parent."""
@@ -221,7 +224,7 @@ class CompileServer:
             return None
         return max(0.0, min(child.deadline for child in self._children.values()) - monotonic())
 
-    def _tell(self, message: Outcome | Alive) -> None:
+    def _tell(self, message: Outcome | Begun | Alive) -> None:
         messages.write(self._sink, message)
 
 

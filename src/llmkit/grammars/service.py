@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,9 +39,10 @@ LOADERS = 2
 @dataclass(eq=False)
 class Ticket:
     """A task under way. result: the grammar, or why there is none; None until it is known. tried: engine → why it
-    failed, of those before the current one."""
+    failed, of those before the current one. deadline: an engine that has not begun with it by then does not."""
 
     task: GrammarTask
+    deadline: float = math.inf
     result: ReadyGrammar | GrammarFailure | None = None
     position: int = 0
     tried: dict[str, str] = field(default_factory=dict)
@@ -51,11 +55,12 @@ class Ticket:
 
 @dataclass(eq=False)
 class _Pending:
-    """A grammar that is being compiled, for everybody who waits for it."""
+    """A grammar that is being compiled, for everybody who waits for it. begun: it does not wait for others any more."""
 
     number: int
     key: Key
     tickets: list[Ticket] = field(default_factory=list)
+    begun: bool = False
 
 
 class GrammarService:
@@ -63,12 +68,16 @@ class GrammarService:
     from the thread of the step loop; none of them compiles, loads or waits for a lock that somebody keeps.
 
     Equal grammars are compiled once, however many wait. An engine that refuses, crashes or needs too much is followed
-    by the next of the task's engines that has no problems with the request.
+    by the next of the task's engines that has no problems with the request, as long as it has waited less than
+    `structured.compile_wait_s` for its turns, the compilations before them included.
     """
 
-    def __init__(self, backends: GrammarBackends, config: StructuredConfig) -> None:
+    def __init__(
+        self, backends: GrammarBackends, config: StructuredConfig, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._backends = backends
         self._config = config
+        self._clock = clock
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._numbers = itertools.count()
@@ -76,8 +85,9 @@ class GrammarService:
         self._pending: dict[Key, _Pending] = {}
         self._by_number: dict[int, _Pending] = {}
         self._finished: deque[Ticket] = deque()
+        self._next_deadline = math.inf  # no ticket that waits has an earlier one
         self._loaders: ThreadPoolExecutor | None = None
-        self._process = CompileProcess(self._hello, self._arrived)
+        self._process = CompileProcess(self._hello, self._begun, self._arrived)
         self._closed = False
 
     @property
@@ -91,6 +101,12 @@ class GrammarService:
     @property
     def backends(self) -> GrammarBackends:
         return self._backends
+
+    @property
+    def num_waiting(self) -> int:
+        """Grammars that no engine has begun with."""
+        with self._lock:
+            return sum(not pending.begun for pending in self._pending.values())
 
     def preload(self) -> None:
         """What the first grammar would otherwise bring along: import the library of the engine that most requests will
@@ -111,7 +127,8 @@ class GrammarService:
 
     def submit(self, task: GrammarTask) -> Ticket:
         """Have a grammar made. The ticket may have its result at once; otherwise `finished` returns it one day."""
-        ticket = Ticket(task)
+        limit_s = self._config.compile_wait_s
+        ticket = Ticket(task, math.inf if limit_s is None else self._clock() + limit_s)
         self._start(ticket)
         return ticket
 
@@ -121,17 +138,14 @@ class GrammarService:
             pending = self._pending.get(ticket.key) if ticket.key is not None else None
             if pending is None or ticket not in pending.tickets:
                 return
-            pending.tickets.remove(ticket)
-            if pending.tickets:
-                return
-            del self._pending[pending.key]
-            self._by_number.pop(pending.number, None)
-        self._process.cancel(pending.number)
+            unwanted = self._forget(pending, ticket)
+        if unwanted:
+            self._process.cancel(pending.number)
 
     def finished(self) -> list[Ticket]:
         """Tickets that have got their result since the last call."""
         self._news.clear()
-        tickets: list[Ticket] = []
+        tickets = self._expire()
         while self._finished:
             tickets.append(self._finished.popleft())
         return tickets
@@ -147,6 +161,40 @@ class GrammarService:
         if self._loaders is not None:
             self._loaders.shutdown(wait=True, cancel_futures=True)
 
+    # ---- the end of waiting
+
+    def _expire(self) -> list[Ticket]:
+        """End the wait of those whose turn has not come in time."""
+        now = self._clock()
+        if now < self._next_deadline:
+            return []
+        with self._lock:
+            waiting = [(p, ticket) for p in self._pending.values() if not p.begun for ticket in p.tickets]
+            late = [(pending, ticket) for pending, ticket in waiting if ticket.deadline <= now]
+            unwanted = [pending.number for pending, ticket in late if self._forget(pending, ticket)]
+            self._next_deadline = min((t.deadline for _, t in waiting if t.deadline > now), default=math.inf)
+        for number in unwanted:
+            self._process.cancel(number)
+        for _, ticket in late:
+            ticket.result = self._too_late(ticket)
+        return [ticket for _, ticket in late]
+
+    def _forget(self, pending: _Pending, ticket: Ticket) -> bool:
+        """Take `ticket` out of those who wait for `pending`, with the lock. Whether nobody waits for it any more."""
+        pending.tickets.remove(ticket)
+        if pending.tickets:
+            return False
+        del self._pending[pending.key]
+        self._by_number.pop(pending.number, None)
+        return True
+
+    def _too_late(self, ticket: Ticket) -> GrammarFailure:
+        limit = f"{self._config.compile_wait_s:g} s (structured.compile_wait_s)"
+        if not ticket.tried:
+            message = f"The grammar waited longer than {limit} for others to be compiled; try again later."
+            return GrammarFailure(message, refused=False, overloaded=True)
+        return _failed_by_all({**ticket.tried, ticket.backend: f"not tried any more after {limit}"}, refused=True)
+
     # ---- one engine after another
 
     def _start(self, ticket: Ticket) -> None:
@@ -158,17 +206,19 @@ class GrammarService:
             pending = self._pending.get(key)
             if known is None and pending is not None:
                 pending.tickets.append(ticket)
+                self._next_deadline = min(self._next_deadline, ticket.deadline)
                 return
             if known is None:
                 pending = self._pending[key] = _Pending(next(self._numbers), key, [ticket])
                 self._by_number[pending.number] = pending
+                self._next_deadline = min(self._next_deadline, ticket.deadline)
         if isinstance(known, ReadyGrammar):
             ticket.result = known
         elif isinstance(known, GrammarFailure):
             self._failed(ticket, known)
         else:
             assert pending is not None
-            self._process.send(Compile(pending.number, *key))
+            self._process.send(Compile(pending.number, *key, again=ticket.position > 0))
 
     def _failed(self, ticket: Ticket, failure: GrammarFailure) -> None:
         """The current engine has no grammar for the ticket: the next, or the end."""
@@ -176,6 +226,9 @@ class GrammarService:
         for position in range(ticket.position + 1, len(ticket.task.backends)):
             ticket.position = position
             why_not = self._why_not(ticket)
+            if why_not is None and self._clock() >= ticket.deadline:
+                ticket.result = self._too_late(ticket)
+                return
             if why_not is None:
                 self._start(ticket)
                 return
@@ -183,8 +236,7 @@ class GrammarService:
         if len(ticket.tried) == 1:
             ticket.result = failure
         else:
-            words = " ".join(f"{name}: {why.rstrip('.')}." for name, why in ticket.tried.items())
-            ticket.result = GrammarFailure(f"No grammar engine could compile this. {words}", failure.refused)
+            ticket.result = _failed_by_all(ticket.tried, failure.refused)
 
     def _why_not(self, ticket: Ticket) -> str | None:
         try:
@@ -204,6 +256,12 @@ class GrammarService:
             config.compile_processes,
             config.mask_timeout_s / 2,  # the others wait as long, and more where the engine has less than a core
         )
+
+    def _begun(self, number: int) -> None:
+        with self._lock:
+            pending = self._by_number.get(number)
+            if pending is not None:
+                pending.begun = True
 
     def _arrived(self, outcome: Outcome) -> None:
         with self._lock:
@@ -258,6 +316,11 @@ class GrammarService:
             if ticket.result is not None:
                 self._finished.append(ticket)
         self._news.set()
+
+
+def _failed_by_all(tried: dict[str, str], refused: bool) -> GrammarFailure:
+    words = " ".join(f"{name}: {why.rstrip('.')}." for name, why in tried.items())
+    return GrammarFailure(f"No grammar engine could compile this. {words}", refused)
 
 
 def _failure(backend: str, outcome: Outcome) -> GrammarFailure:

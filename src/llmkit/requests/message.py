@@ -64,11 +64,12 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     logprobs: one entry per new token, if asked for. prompt_logprobs: entries for the prompt positions that this
     step completed, in order (the first position of a prompt has None). num_cached_tokens: prompt tokens taken
     from the prefix cache, fixed at the first admission. error: message, with finish_reason "error"; error_param: the
-    field of the request that is to blame, None if none is. last_token_is_text: the answer ended because its text is
-    complete, so the last token belongs to it although finish_reason is "stop".
-    first_scheduled_time: when the request first entered a step, seconds of time.monotonic(); only beside a sequence's
-    first token and at some ends. num_preemptions: of this sequence, so far. kv_transfer_params: what the
-    connector wants the client to have, with the end of a sequence. embedding: of the prompt, with its end.
+    field of the request that is to blame, None if none is; overloaded: the engine had no room for it in time, so it may
+    be sent again. last_token_is_text: the answer ended because its text is complete, so the last token belongs to it
+    although finish_reason is "stop". first_scheduled_time: when the request first entered a step, seconds of
+    time.monotonic(); only beside a sequence's first token and at some ends. num_preemptions: of this sequence, so far.
+    kv_transfer_params: what the connector wants the client to have, with the end of a sequence. embedding: of the
+    prompt, with its end.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     error: str | None = None
     error_param: str | None = None
+    overloaded: bool = False
     last_token_is_text: bool = False
     first_scheduled_time: float | None = None
     num_preemptions: int = 0

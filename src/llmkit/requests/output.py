@@ -51,7 +51,8 @@ class RequestOutput:
     prompt: the text, if there was one. prompt_logprobs: one entry per prompt token, None for the first.
     num_cached_tokens: prompt tokens that the prefix cache held, or a connector has loaded. kv_transfer_params: what the
     connector wants the client to have, of the first sequence that ended with any.
-    error: what went wrong, with finish reason "error"; error_param: the field of the request that is to blame.
+    error: what went wrong, with finish reason "error"; error_param: the field of the request that is to blame;
+    overloaded: the engine had no room for it in time, it may be sent again.
     embedding: of the prompt, as the model made it, for a request that asked for one.
     """
 
@@ -67,6 +68,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
     error: str | None = None
     error_param: str | None = None
+    overloaded: bool = False
     embedding: list[float] | None = None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmkit.errors import InvalidRequestError
-from llmkit.grammars.cache import GrammarFailure
+from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
 from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason
 from llmkit.requests.output import FinishedRequest
 from llmkit.requests.request import Request, RequestGroup, RequestStatus
@@ -129,24 +129,32 @@ class Lifecycle:
         return transfer_params
 
     def end_with_news(
-        self, request: Request, reason: FinishReason, error: str | None = None, param: str | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        param: str | None = None,
+        *,
+        overloaded: bool = False,
     ) -> None:
-        """`end`, and an output that says so. param: the field of the request that is to blame for the error."""
+        """`end`, and an output that says so. param: the field of the request that is to blame for the error.
+        overloaded: it may be sent again."""
         transfer_params = self.end(request, reason, error)
         output = _end_of(request, reason, error)
         output.error_param = param
+        output.overloaded = overloaded
         output.kv_transfer_params = transfer_params
         self._news.append(output)
 
     def settle_grammars(self) -> None:
         """Requests whose grammar has been compiled wait for their turn; those that get none end."""
         for group, result in self._grammars.leave():
-            problem = result.message if isinstance(result, GrammarFailure) else self._grammars.begin(group, result)
-            if problem is not None:
-                param = None if isinstance(result, GrammarFailure) and not result.refused else PARAM
+            failure = result if isinstance(result, GrammarFailure) else self._begin_grammar(group, result)
+            if failure is not None:
+                param = PARAM if failure.refused else None
                 for request in reversed(group.sequences):
                     if request.status is not RequestStatus.FINISHED:
-                        self.end_with_news(request, "error", problem, param)
+                        self.end_with_news(request, "error", failure.message, param, overloaded=failure.overloaded)
                 continue
             for request in reversed(group.sequences):
                 complete = request.grammar is not None and request.grammar.complete
@@ -155,6 +163,10 @@ class Lifecycle:
             if group.leader.status is RequestStatus.COMPILING:
                 group.leader.status = RequestStatus.WAITING
                 self._queue.add(group.leader)
+
+    def _begin_grammar(self, group: RequestGroup, ready: ReadyGrammar) -> GrammarFailure | None:
+        problem = self._grammars.begin(group, ready)
+        return None if problem is None else GrammarFailure(problem)
 
     def park(self, request: Request) -> None:
         """The request that should enter next waits for the connector's answer, and lets others go first."""
