@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import tokenizers
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 MODEL = {
@@ -107,6 +109,62 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing(start, tmp_path):
     assert "resource_tracker" not in log
     access = [json.loads(line) for line in log.splitlines() if "llmkit.server.access" in line]
     assert [(line["path"], line["status"]) for line in access] == [("/v1/completions", 200)]
+
+
+@pytest.fixture
+def compiles(start, tmp_path):
+    """A server whose grammars are followed by the hostile engine, with a grammar under way that is never done; the
+    process, a future of the response, and all processes below it."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    words = {word: number for number, word in enumerate([*"!spin", *(f"w{number}" for number in range(123))])}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0")).save(str(folder / "tokenizer.json"))
+    with ExitStack() as stack, ThreadPoolExecutor(1) as executor:
+
+        def run(*flags):
+            process, client = start(
+                "--tokenizer", str(folder), "--structured", "llmkit.testing.hostile_grammars:", *flags
+            )
+            stack.enter_context(client)
+            body = {"prompt": [1, 2, 3], "structured_outputs": {"choice": ["!spin"]}}
+            answer = executor.submit(client.post, "/v1/completions", json=body)
+            server = psutil.Process(process.pid)
+            while not any(child.cpu_times().user > 0.1 and child.nice() >= 15 for child in below(server)):
+                assert not answer.done(), answer.result().text
+                time.sleep(0.05)
+            return process, answer, below(server)
+
+        yield run
+
+
+def below(process):
+    """All its processes that can be looked at."""
+    return [child for child in process.children(recursive=True) if child.is_running()]
+
+
+def is_gone(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_sigterm_while_a_grammar_is_compiled_without_end(compiles, tmp_path):
+    """The drain has a limit, whatever is under way."""
+    process, answer, others = compiles("--compile-timeout-s", "3600", "--shutdown-timeout-s", "1")
+    assert len(others) >= 3  # the engine, the process that compiles, and its child
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert all(is_gone(other) for other in others)
+    assert answer.exception() is not None or answer.result().status_code >= 500
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_sigterm_lets_a_grammar_come_to_its_end(compiles, tmp_path):
+    process, answer, others = compiles("--compile-timeout-s", "3")
+    process.send_signal(signal.SIGTERM)
+    assert answer.result().status_code == 400
+    assert "took longer than 3 s" in answer.result().json()["error"]["message"]
+    assert process.wait(20) == 0
+    assert all(is_gone(other) for other in others)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_second_signal_ends_at_once(start, tmp_path):
