@@ -92,6 +92,29 @@ def test_a_request_that_kills_alone_is_found_in_two_crashes(running, request_of)
     running(scenario)
 
 
+@pytest.mark.parametrize("spread", [0, 15])
+@pytest.mark.parametrize(("num_bad", "num_others"), [(2, 0), (3, 0), (3, 8)])
+def test_independent_requests_that_kill_fail_alone_and_the_engine_goes_on(
+    running, request_of, num_bad, num_others, spread
+):
+    others = [request_of(f"r{i}", 80, (i,)) for i in range(num_others)]
+    bad = [request_of(f"bad{i}", 60, extra_args={"fault": "kill", "at": 1 + i * spread}) for i in range(num_bad)]
+
+    async def scenario(run):
+        run.add(*others[:4], *bad, *others[4:])
+        await run.until_ended(*(request.request_id for request in (*bad, *others)))
+        run.check(*others)
+        for i, request in enumerate(bad):
+            assert run.ends[request.request_id, 0] == "error"
+            assert run.tokens[request.request_id, 0] == fake_tokens((1, 2), 0, 1 + i * spread)
+        after = request_of("after")
+        run.add(after)
+        await run.until_ended("after")
+        run.check(after)
+
+    running(scenario)
+
+
 @pytest.mark.parametrize(
     ("fault", "limits"),
     [("hang", {"hang_timeout_s": 1.5}), ("freeze", {"heartbeat_timeout_s": 2.5})],

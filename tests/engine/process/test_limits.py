@@ -12,22 +12,48 @@ from llmkit.engine.process.restarts import LONGEST_DELAY_S, Restarts
 from llmkit.engine.process.watch import Watch
 
 
+def crash(restarts, now):
+    restarts.crashed(now)
+    return restarts.next_delay()
+
+
 class TestRestarts:
     def test_the_first_at_once_the_others_later_and_later(self):
         restarts = Restarts(5, 60)
-        assert [restarts.crashed(float(now)) for now in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+        assert [crash(restarts, float(now)) for now in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
         assert restarts.count == 5
 
     def test_crashes_far_apart_are_borne_for_ever(self):
         restarts = Restarts(2, 60)
-        assert [restarts.crashed(now) for now in (0.0, 59.0, 61.0, 130.0, 190.0)] == [0.0, 0.5, 0.5, 0.0, 0.0]
+        assert [crash(restarts, now) for now in (0.0, 59.0, 61.0, 130.0, 190.0)] == [0.0, 0.5, 0.5, 0.0, 0.0]
 
     def test_the_delay_has_a_limit(self):
         restarts = Restarts(20, 1e6)
-        assert max(restarts.crashed(float(now)) for now in range(20)) == LONGEST_DELAY_S
+        assert max(crash(restarts, float(now)) for now in range(20)) == LONGEST_DELAY_S
 
     def test_none_at_all(self):
-        assert Restarts(0, 60).crashed(0.0) is None
+        assert crash(Restarts(0, 60), 0.0) is None
+
+    def test_what_a_guilty_request_has_explained_does_not_count(self):
+        restarts = Restarts(2, 60)
+        for now in (1.0, 2.0):
+            restarts.crashed(now, ["guilty", "other"])
+        restarts.crashed(3.0, ["another"])
+        restarts.crashed(4.0, ["guilty"])
+        assert restarts.num_recent == 4
+        restarts.explained("guilty", wholly=True)
+        assert restarts.num_recent == 1
+        assert restarts.next_delay() == 0.0
+
+    def test_an_engine_that_every_request_kills_is_given_up(self):
+        restarts = Restarts(3, 60)
+        delays = []
+        for number in range(4):
+            for _ in range(2):
+                restarts.crashed(float(number), [f"r{number}"])
+            restarts.explained(f"r{number}", wholly=False)
+            delays.append(restarts.next_delay())
+        assert delays == [0.0, 0.5, 1.0, None]
 
 
 class TestWatch:

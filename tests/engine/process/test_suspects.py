@@ -6,6 +6,7 @@ import pytest
 
 from llmkit.engine.process.journal import Journal
 from llmkit.engine.process.suspects import CLEARED_TOKENS, Suspects
+from llmkit.requests.message import EngineOutput
 
 
 @pytest.fixture
@@ -14,6 +15,17 @@ def journal(request_of):
     for name in "abcd":
         journal.add(request_of(name, 100)).sent = 1
     return journal
+
+
+@pytest.fixture
+def told(journal):
+    """told(name, count): the request has produced so many tokens more."""
+
+    def note(name, count):
+        journal.get(name).sent = 1
+        journal.note([EngineOutput(request_id=name, index=0, new_token_ids=[1] * count)], seen=1)
+
+    return note
 
 
 def crash(journal, suspects, running):
@@ -98,6 +110,22 @@ def test_too_few_tokens_clear_nobody(journal):
     crash(journal, suspects, "a")
     journal.get("a").token_ids[0] += [1] * CLEARED_TOKENS
     assert crash(journal, suspects, "a")[0] == "a"
+
+
+def test_an_engine_that_goes_on_for_others_is_not_broken(journal, told):
+    suspects = Suspects(journal)
+    told("a", 3)
+    told("b", 7)
+    crash(journal, suspects, "ab")
+    told("b", 3)
+    crash(journal, suspects, "ab")
+    assert suspects.others_went_on(journal.get("a"))
+    assert not suspects.others_went_on(journal.get("b"))
+    told("b", 5)  # cleared: what was before does not count any more
+    crash(journal, suspects, "ab")
+    assert not suspects.others_went_on(journal.get("b"))
+    told("c", 1)
+    assert suspects.others_went_on(journal.get("b"))
 
 
 def test_requests_that_are_gone_are_no_suspects(journal):

@@ -14,7 +14,8 @@ from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason, P
 class Entry:
     """One request. token_ids, ends: by sequence. sent: number of the message that took it to the process now running;
     None if it has not been sent to that. strikes: crashes in a row that it was part of, without having come further
-    meanwhile; tokens_at_strike: how far it was at the last. num_cached_tokens: as first told.
+    meanwhile; tokens_at_strike: how far it was at the last; others_at_strike: what all others had been told at the
+    first of them. num_cached_tokens: as first told.
     """
 
     request: EngineRequest
@@ -26,6 +27,7 @@ class Entry:
     resumed: bool = False
     strikes: int = 0
     tokens_at_strike: int = 0
+    others_at_strike: int = 0
 
     @classmethod
     def of(cls, request: EngineRequest) -> Entry:
@@ -70,9 +72,12 @@ class Entry:
 
 @dataclass
 class Journal:
-    """The unfinished requests, in the order of their arrival. Used by one thread."""
+    """The unfinished requests, in the order of their arrival. Used by one thread.
+
+    num_told: tokens, and prompt positions that were scored, that all requests so far have been told of."""
 
     _entries: dict[str, Entry] = field(default_factory=dict)
+    num_told: int = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,9 +115,11 @@ class Journal:
             entry = self._entries.get(output.request_id)
             if entry is None or entry.sent is None or seen < entry.sent or entry.ends[output.index] is not None:
                 continue
+            before = entry.num_tokens
             entry.token_ids[output.index] += output.new_token_ids
             if output.prompt_logprobs:
                 entry.num_prompt_logprobs += len(output.prompt_logprobs)
+            self.num_told += entry.num_tokens - before
             self._as_first_told(entry, output)
             if output.finish_reason is not None:
                 entry.ends[output.index] = output.finish_reason

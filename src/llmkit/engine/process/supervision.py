@@ -289,11 +289,13 @@ class Supervision:
             self._die(cause)
             return
         self._calls.process_died(cause)
+        running = list(running)
+        self.restarts.crashed(monotonic(), running)
         failures = self._condemn(words, self._suspects.crashed(running))
         for entry in self.journal:
             entry.resumed = entry.resumed or entry.sent is not None
             entry.sent = None
-        delay = self.restarts.crashed(monotonic())
+        delay = self.restarts.next_delay()
         if delay is not None:
             logger.error("the engine process %s; it is started again in %.1f s", words, delay)
             self.state = "waiting"
@@ -309,6 +311,7 @@ class Supervision:
             return []
         message = blame(words)
         logger.error("request %s: %s", guilty.request_id, message)
+        self.restarts.explained(guilty.request_id, wholly=self._suspects.others_went_on(guilty))
         self.journal.remove(guilty.request_id)
         return guilty.failure(message)
 

@@ -31,7 +31,9 @@ class Suspects:
         """The process has died while these requests were computed. Returns the one that is found guilty, if any."""
         computed = [entry for request_id in request_ids if (entry := self._journal.get(request_id)) is not None]
         for entry in computed:
-            entry.strikes = 1 if _is_cleared(entry) else entry.strikes + 1
+            if not entry.strikes or _is_cleared(entry):
+                entry.strikes, entry.others_at_strike = 0, self._told_others(entry)
+            entry.strikes += 1
             entry.tokens_at_strike = entry.num_tokens
         most = max((entry.strikes for entry in computed), default=0)
         worst = [entry for entry in computed if entry.strikes == most]
@@ -47,6 +49,14 @@ class Suspects:
         if any(entry.sent is not None for entry in on_trial):
             return []
         return [max(on_trial, key=lambda entry: entry.strikes)]
+
+    def others_went_on(self, guilty: Entry) -> bool:
+        """Whether the engine has computed anything for others since the first of the crashes that `guilty` was part of:
+        then it is no broken engine."""
+        return self._told_others(guilty) > guilty.others_at_strike
+
+    def _told_others(self, entry: Entry) -> int:
+        return self._journal.num_told - entry.num_tokens
 
     @property
     def any_on_trial(self) -> bool:
