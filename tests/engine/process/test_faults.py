@@ -254,10 +254,27 @@ def test_a_broken_step_ends_its_requests_only(running, request_of):
 
 def test_refusals_come_as_outputs(running, request_of):
     async def scenario(run):
-        run.add(request_of("no", n=2, extra_args={"fault": "refuse"}), request_of("a", 200), request_of("a"))
+        run.add(request_of("no", n=2, extra_args={"fault": "refuse"}))
         await run.until_ended("no", n=2)
         assert run.errors["no", 1] == "This request is refused."
         assert run.params["no", 0] == "prompt"
+
+    running(scenario)
+
+
+def test_an_id_that_is_in_use_is_refused_and_the_first_goes_on(running, request_of):
+    """The refusal has the id of both, so it comes between the tokens of the first."""
+
+    async def scenario(run):
+        run.add(first := request_of("a", 200), request_of("a"))
+        told = []
+        while not any(output.finish_reason == "length" for output in told):
+            told += await asyncio.wait_for(run.client.outputs(), 30)
+        (refusal,) = [output for output in told if output.finish_reason == "error"]
+        assert "'a' is already being served" in refusal.error
+        assert refusal.error_param == "request_id"
+        tokens = [token for output in told for token in output.new_token_ids]
+        assert tokens == fake_tokens(first.prompt_token_ids, 0, 200)
 
     running(scenario)
 
