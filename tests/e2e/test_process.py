@@ -108,13 +108,13 @@ async def killing_at(llm: AsyncLLM, under_way: list[Answer], counts: Sequence[in
 def test_no_stream_notices_that_the_engine_was_killed(
     smollm2_gguf: Path, settings: dict[str, Any], golden: list[dict[str, Any]]
 ) -> None:
-    requests = requests_of(golden, 16, 32)
+    requests = requests_of(golden, 8, 32)
 
     async def main() -> None:
         async with AsyncLLM(smollm2_gguf, **settings) as llm:
             undisturbed = await answer_all(llm, requests, [])
             under_way: list[Answer] = []
-            async with killing_at(llm, under_way, (100, 320)):
+            async with killing_at(llm, under_way, (60, 180)):
                 disturbed = await answer_all(llm, requests, under_way)
             for number, (one, other) in enumerate(zip(disturbed, undisturbed, strict=True)):
                 assert one == other, f"stream {number}"
