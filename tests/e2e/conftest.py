@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +98,15 @@ def ids() -> Callable[..., list[int]]:
 
 @pytest.fixture(scope="session")
 def check_golden(golden: list[dict[str, Any]]) -> Callable[..., None]:
-    """Compares greedy answers to all golden prompts, or those of a slice or with these numbers, with the reference,
-    token for token.
+    """Compares greedy answers to all golden prompts, or those of a slice, with the reference, token for token.
 
     A difference is right only where the reference's own two best logits are within 1e-3; what follows it is then
     another text and is not compared.
     """
 
-    def check(outputs: list[RequestOutput], part: slice | Sequence[int] = slice(None)) -> None:
-        items = golden[part] if isinstance(part, slice) else [golden[number] for number in part]
-        assert len(outputs) == len(items)
-        for item, output in zip(items, outputs, strict=True):
+    def check(outputs: list[RequestOutput], part: slice = slice(None)) -> None:
+        assert len(outputs) == len(golden[part])
+        for item, output in zip(golden[part], outputs, strict=True):
             assert output.error is None
             for answer in output.outputs:
                 check_answer(answer, item)

@@ -27,10 +27,8 @@ def test_all_in_one_batch_and_again_from_the_prefix_cache(llm, golden_prompts, g
 
 
 def test_each_alone(llm, golden_prompts, golden_params, check_golden):
-    """A quarter of the prompts by default: each takes as many steps as all of them together."""
-    part = part_of(4, 1)
     llm.reset_prefix_cache()
-    check_golden([llm.generate(prompt, golden_params)[0] for prompt in golden_prompts[part]], part)
+    check_golden([llm.generate(prompt, golden_params)[0] for prompt in golden_prompts])
 
 
 def test_tokenizer_and_chat_template_make_the_same_prompts(llm, golden):
@@ -58,14 +56,12 @@ def test_with_all_threads(make_llm, golden_prompts, golden_params, check_golden)
 
 
 def test_token_budget_of_16(make_llm, golden_prompts, golden_params, check_golden):
-    part = part_of(2)
-    check_golden(make_llm(max_num_batched_tokens=16).generate(golden_prompts[part], golden_params), part)
+    check_golden(make_llm(max_num_batched_tokens=16).generate(golden_prompts, golden_params))
 
 
 def test_a_pool_so_small_that_requests_are_preempted(make_llm, golden_prompts, golden_params, check_golden):
-    part = part_of(2, 1)
-    llm = make_llm(num_blocks=20, max_model_len=256)
-    check_golden(llm.generate(golden_prompts[part], golden_params), part)
+    llm = make_llm(num_blocks=25, max_model_len=256)
+    check_golden(llm.generate(golden_prompts, golden_params))
     stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == stats.num_blocks
@@ -107,15 +103,14 @@ def test_two_answers_to_each(make_llm, golden_prompts, golden_params, check_gold
 
 
 def test_without_prefix_cache(make_llm, golden_prompts, golden_params, check_golden):
-    part = part_of(2, 1)
     llm = make_llm(enable_prefix_caching=False)
-    check_golden(llm.generate(golden_prompts[part], golden_params), part)
+    check_golden(llm.generate(golden_prompts, golden_params))
     assert llm.stats().prefix_hit_tokens == 0
 
 
-def test_every_attention_backend(make_llm, golden, golden_prompts, golden_params, check_golden):
+def test_every_attention_backend(make_llm, golden_prompts, golden_params, check_golden):
     """Those that work here, each with the reference kernels, which the shared engine has not; by default each with
-    other prompts, of those with the shorter answers."""
+    other prompts, half of them in all."""
     import torch
 
     from llmkit import Registry
@@ -125,12 +120,10 @@ def test_every_attention_backend(make_llm, golden, golden_prompts, golden_params
     plugins = [registry.load_row(row) for row in registry.find("attention")]
     names = [plugin.row.name for plugin in plugins if not plugin.problems(environment)]
     assert len(names) >= 2
-    short = [number for number, item in enumerate(golden) if len(item["output_token_ids"]) <= 30]
-    assert len(short) >= 2 * len(names)
     for first, name in enumerate(names):
-        part = range(len(golden)) if DEEP else short[first :: len(names)]
+        part = part_of(2 * len(names), first)
         llm = make_llm(**{"attention.backend": name, "execution.kernels": "torch"})
-        check_golden(llm.generate([golden_prompts[number] for number in part], golden_params), part)
+        check_golden(llm.generate(golden_prompts[part], golden_params), part)
         llm.close()
 
 

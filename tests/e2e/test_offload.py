@@ -1,6 +1,6 @@
 """The reference tokens with the offload connector: cold, warm in host memory, and after a restart on warm files.
 
-Five prompts of several blocks and the beginnings of their answers by default; all 20 with whole answers with
+Six prompts of several blocks and the beginnings of their answers by default; all 20 with whole answers with
 LLMKIT_DEEP_TESTS=1.
 """
 
@@ -46,7 +46,7 @@ def test_golden_tokens_cold_warm_and_after_a_restart(
     make_llm: Callable[..., LLM], golden: list[dict[str, Any]], tmp_path: Path
 ):
     """The cache has room for one request at a time, so most of what was computed before has to be loaded."""
-    chats = [item for item in golden if len(item["prompt_token_ids"]) > 24][: None if DEEP else 5]
+    chats = [item for item in golden if len(item["prompt_token_ids"]) > 24][: None if DEEP else 6]
     settings = {"connector": "offload", "num_blocks": 10, "block_size": BLOCK, "max_model_len": 72}
     settings["plugins.connector.offload.url"] = str(tmp_path)
     loadable = sum((len(chat["prompt_token_ids"]) - 1) // BLOCK * BLOCK for chat in chats)
