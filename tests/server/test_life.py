@@ -91,20 +91,22 @@ def test_a_slow_reader_holds_up_nobody(served):
     pieces = []
 
     async def use(client):
-        blocked = asyncio.Event()
+        stops, goes_on = asyncio.Event(), asyncio.Event()
 
         async def send(message):
             if message["type"] == "http.response.body" and message["body"]:
                 pieces.append(message["body"])
                 if len(pieces) == 2:
-                    await blocked.wait()
+                    stops.set()
+                    await goes_on.wait()
 
         slow = asyncio.create_task(
             served.asgi_call("POST", CHAT, CHAT_BODY | {"stream": True, "max_tokens": 200}, send)
         )
+        await stops.wait()
         quick = await client.post(CHAT, json=CHAT_BODY | {"max_tokens": 200})
         assert not slow.done()
-        blocked.set()
+        goes_on.set()
         await slow
         return quick
 
