@@ -61,7 +61,7 @@ def compare(llm: LLM, shape: str, batch: int) -> None:
 
 def replayed(llm: LLM, batch: int) -> float:
     """Milliseconds of a replay of the graph of the last step."""
-    graphs: DecodeGraphs = llm.engine.core._executor._worker._runner._graphs
+    graphs: DecodeGraphs = llm.engine.core.executor._worker._runner._graphs
     steps = {rows: step.graph for (rows, _, _), step in graphs._steps.items() if step.graph is not None}
     graph = steps[min(rows for rows in steps if rows >= batch)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -13,12 +13,13 @@ import triton.language as tl
 
 from llmkit.jit.rehearsal import launch
 from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws
-from llmkit_kernels.triton_gumbel import INTERPRETED, first_largest, gumbel
+from llmkit_kernels.triton_gumbel import INTERPRETED, MOST_NOISE, first_largest, gumbel, rough_gumbel
 from llmkit_kernels.triton_truncate import draw_truncated
 
 _BLOCK = 1024  # counters, four entries each
 _MOST_PARTS = 64
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
+_MARGIN = tl.constexpr(0.01)  # above the error of rough scores that could be the best
 
 
 @triton.jit
@@ -50,6 +51,11 @@ def _row_best(value_ptr, row, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
+def _lane(row_ptr, index, size):
+    return tl.load(row_ptr + index, mask=index < size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def score_kernel(
     logits_ptr, best_ptr, value_ptr, index_ptr, seeds_ptr, positions_ptr, temperatures_ptr, min_p_ptr,
     row_stride, size, span, BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
@@ -63,19 +69,33 @@ def score_kernel(
         seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
         best = tl.full((BLOCK,), float("-inf"), tl.float32)
         place = tl.full((BLOCK,), 2147483647, tl.int32)
+        row_ptr = logits_ptr + row * row_stride
+        inverse = 1.0 / temperature
         for start in range(part * span, min((part + 1) * span, size), 4 * BLOCK):
             counter = start // 4 + tl.arange(0, BLOCK)
-            zero = tl.zeros((BLOCK,), tl.uint32)
-            words = tl.philox(seed, counter.to(tl.uint32), zero + position.to(tl.uint32), zero, zero)
+            # Most blocks hold nothing that could be the best, which cheap arithmetic shows. The best logit's scaled
+            # value is 0 and its noise more than -2.9: whatever is rounded away of values below -26 does not matter.
+            bound = tl.max(best, 0) - _MARGIN
+            highest = tl.full((BLOCK,), float("-inf"), tl.float32)
             for lane in tl.static_range(4):
-                index = counter * 4 + lane
-                inside = index < size
-                logit = tl.load(logits_ptr + row * row_stride + index, mask=inside, other=float("-inf")).to(tl.float32)
-                scaled = tl.div_rn(logit - peak, temperature)
-                score = scaled + gumbel(words[lane], EXACT)
-                better = inside & (scaled >= log_min_p) & ((score > best) | ((score == best) & (index < place)))
-                best = tl.where(better, score, best)
-                place = tl.where(better, index, place)
+                highest = tl.maximum(highest, _lane(row_ptr, counter * 4 + lane, size))
+            if not ((tl.max(highest, 0) - peak) * inverse + MOST_NOISE < bound):
+                zero = tl.zeros((BLOCK,), tl.uint32)
+                words = tl.philox(seed, counter.to(tl.uint32), zero + position.to(tl.uint32), zero, zero)
+                near = tl.zeros((BLOCK,), tl.int32)
+                for lane in tl.static_range(4):
+                    scaled = (_lane(row_ptr, counter * 4 + lane, size) - peak) * inverse
+                    rough = scaled + rough_gumbel(words[lane], EXACT)
+                    near |= 1 - (rough < bound).to(tl.int32)  # also where it is no number
+                if tl.max(near, 0) > 0:
+                    for lane in tl.static_range(4):
+                        index = counter * 4 + lane
+                        scaled = tl.div_rn(_lane(row_ptr, index, size) - peak, temperature)
+                        score = scaled + gumbel(words[lane], EXACT)
+                        better = (score > best) | ((score == best) & (index < place))
+                        better = (index < size) & (scaled >= log_min_p) & better
+                        best = tl.where(better, score, best)
+                        place = tl.where(better, index, place)
         value, index = first_largest(best, place)
         tl.store(value_ptr + row * parts + part, value)
         tl.store(index_ptr + row * parts + part, index)
