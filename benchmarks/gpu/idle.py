@@ -1,9 +1,10 @@
 """How much of a decode step the GPU has nothing to do: a step's time beside that of its graph alone.
 
-    python benchmarks/gpu/idle.py qwen3-0.6b --batches 1 8 64 256
+    python benchmarks/gpu/idle.py qwen3-0.6b --batches 1 8 64
 
 A step's time is the difference between answers of 65 tokens and of 1, over 64. Then the graph of the last step, whose
-contexts are as long as those of a step of `rows.py` on average, is replayed without anything between the replays.
+contexts are as long as those of a step of `rows.py` on average, is replayed without anything between the replays. Only
+for batches whose prompts fit one step: all rows must be in the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 from engine import Llmkit
-from rows import BATCHES, MAX_MODEL_LEN
+from rows import MAX_MODEL_LEN
 
 from llmkit import LLM
 from llmkit.execution.cuda.decode_graphs import DecodeGraphs
@@ -28,7 +29,7 @@ REPLAYS = 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--batches", type=int, nargs="+", default=(1, 8, 64))
     arguments = parser.parse_args()
     for shape in arguments.shapes:
         with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +48,8 @@ def main() -> None:
 
 def compare(llm: LLM, shape: str, batch: int) -> None:
     engine, items = Llmkit(llm), workload(f"batch-{batch}", SHAPES[shape]["vocab_size"])
+    most = llm.engine.config.scheduler.max_num_batched_tokens
+    assert most is None or sum(len(item.prompt) for item in items) <= most, "the prompts need several steps"
     times = []
     for _ in range(4):
         engine.forget()
