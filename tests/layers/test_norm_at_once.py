@@ -1,4 +1,4 @@
-"""Norms computed with the products behind them, where the kernel table has one kernel for both."""
+"""Norms computed with the products behind them, where the kernel table has one kernel for both; scores and logits."""
 
 from __future__ import annotations
 
@@ -69,3 +69,19 @@ def test_the_layers_compute_the_same(
         results.append(logits(context, model))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
     assert table.calls == first + 2 * later
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_scores_are_the_logits(
+    make_context: Callable[..., ModelContext],
+    random_tensors: Callable[[DecoderForCausalLM], dict[str, torch.Tensor]],
+    cap: float | None,
+) -> None:
+    """In the type of the model where nothing is done to them."""
+    context = make_context(dtype=torch.bfloat16)
+    model = DecoderForCausalLM(context, lambda *_: LayerOptions(), logit_soft_cap=cap)
+    model.load_weights(random_tensors(model).items())
+    hidden = torch.randn(3, 32).bfloat16() * 4
+    scores = model.scores(hidden)
+    assert scores.dtype is (torch.bfloat16 if cap is None else torch.float32)
+    assert torch.equal(scores.float(), model.logits(hidden))
