@@ -6,7 +6,8 @@ Abusers take turns at random: bytes that are no HTTP, headers without end, conne
 limit, broken JSON, thousands of stop strings, prompts of megabytes, grammars and templates made to take for ever, wrong
 keys, clients that go away at any moment. The polite client streams an answer again and again and asks for /health.
 Prints JSON: for each kind of abuse the statuses it got, the longest silence in the polite streams, the longest wait for
-/health, memory before and after. Exit code 1 if a status is none that the abuse may get (never 500), a polite answer
+/health, seconds per step, memory of each process before and after; before, every block of the cache has been written
+once, as its memory is taken then. Exit code 1 if a status is none that the abuse may get (never 500), a polite answer
 differs from the undisturbed one, or requests, blocks, connections or busy processes are left.
 """
 
@@ -35,6 +36,7 @@ from llmkit_cli.remote.server import RemoteServer
 KEY = "a key"
 LIMIT = 2**25
 PATIENCE_S = 30.0
+BLOCK_TOKENS = 16
 POLITE = {
     "prompt": "The English alphabet: A B C D E F G", "max_tokens": 24, "temperature": 0, "stream": True,
     "return_token_ids": True,
@@ -254,6 +256,17 @@ async def idle_load(running: RunningServer) -> float:
     return (cpu_seconds(running) - before) / (time.monotonic() - begun)
 
 
+async def fill_cache(server: RemoteServer) -> int:
+    """Write every block of the cache. Returns the steps so far."""
+    before = await settled(server)
+    rng, length = random.Random(1), 2000
+    for _ in range(before["num_blocks"] * BLOCK_TOKENS // length + 1):
+        body = {"prompt": [rng.randrange(10, 30_000) for _ in range(length)], "max_tokens": 1}
+        async with server.session.post(server.url + "/v1/completions", json=body) as response:
+            response.raise_for_status()
+    return int((await settled(server))["num_steps"])
+
+
 async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {KEY}"}
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -263,13 +276,16 @@ async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict
     ):
         expected = await read(server, POLITE)
         abuse, polite = Abuse(running.url, session), Polite(server, expected)
-        before = running.resident_mib()
+        steps = await fill_cache(server)
+        before = running.resident_by_process()
         end = time.monotonic() + arguments.seconds
         async with asyncio.TaskGroup() as group:
             group.create_task(polite.run(end))
             for number in range(arguments.at_once):
                 group.create_task(abuse.run(number, end))
+        ended = time.monotonic() - end + arguments.seconds
         left = await settled(server)
+        step_s = ended / max(1, left["num_steps"] - steps)
         after = await read(server, POLITE)
         polite.counts["same" if after == expected else "different"] += 1
         await session.close()
@@ -278,7 +294,8 @@ async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict
     return {
         "seconds": arguments.seconds, "statuses": {name: dict(counts) for name, counts in abuse.statuses.items()},
         "wrong": dict(abuse.wrong), "polite": dict(polite.counts), "longest_health_s": round(polite.health_s, 2),
-        "mib_before": before, "mib_after": running.resident_mib(), "load_when_idle": round(load, 3),
+        "seconds_per_step": round(step_s, 2),
+        "mib_before": before, "mib_after": running.resident_by_process(), "load_when_idle": round(load, 3),
         "connections": connections, "afterwards": left,
     }  # fmt: skip
 

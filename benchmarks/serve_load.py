@@ -125,7 +125,15 @@ async def settled(server: RemoteServer) -> dict[str, Any]:
         async with server.session.get(server.url + "/server_info") as response:
             stats: dict[str, Any] = (await response.json())["stats"]
         if (load == 0 and stats["num_unfinished"] == 0) or time.monotonic() - begun > LONGEST_WAIT_S:
-            kept = ("num_running", "num_waiting", "num_unfinished", "num_blocks", "num_free_blocks", "num_failed_steps")
+            kept = (
+                "num_running",
+                "num_waiting",
+                "num_unfinished",
+                "num_blocks",
+                "num_free_blocks",
+                "num_steps",
+                "num_failed_steps",
+            )
             return {"server_load": load, "settled_s": time.monotonic() - begun, **{key: stats[key] for key in kept}}
         await asyncio.sleep(0.05)
 

@@ -16,6 +16,8 @@ import psutil
 
 START_TIMEOUT_S = 120.0
 
+_ROLES = {"engine.process": "engine", "grammars.compile_server": "compile process"}
+
 
 @dataclass(frozen=True)
 class RunningServer:
@@ -31,6 +33,16 @@ class RunningServer:
                 if "engine.process" in " ".join(child.cmdline()):
                     return child
         return None
+
+    def resident_by_process(self) -> dict[str, float]:
+        """Resident memory in MiB of the HTTP server, the engine, the process that compiles grammars, and others."""
+        found = {"http server": _resident(self.process)}
+        for child in self.process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words = " ".join(child.cmdline())
+                name = next((name for mark, name in _ROLES.items() if mark in words), "others")
+                found[name] = found.get(name, 0.0) + _resident(child)
+        return {name: round(mib, 1) for name, mib in found.items()}
 
     def resident_mib(self) -> tuple[float, float]:
         """Resident memory of the HTTP server, and of all its children together."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 
 import pytest
 from openai.types.responses import Response
 
 from llmkit.testing.answers import TOOLS
+from llmkit_server.request_lines import RequestLines
 
 PATH = "/v1/responses"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "days": 3.0}}\n</tool_call>'
@@ -59,6 +62,19 @@ def test_a_text_is_answered(served):
     assert body["usage"]["output_tokens"] == 6
     assert body["usage"]["total_tokens"] == body["usage"]["input_tokens"] + 6
     assert prompt_of(served) == "[system]Be kind.[user]hi[assistant]"
+
+
+@pytest.mark.parametrize(("stream", "background"), [(False, False), (True, False), (False, True)])
+def test_the_log_has_the_id_of_the_response_and_that_of_the_request(served, caplog, stream, background):
+    served.llm.on_request_ended.append(RequestLines(show_prompt=False))
+    body = {"input": "hi", "stream": stream, "background": background}
+    with caplog.at_level(logging.INFO, logger="llmkit.server.requests"):
+        response = served.post("/v1/responses", body, headers={"x-request-id": "mine"})
+    response_id = re.search(r'"id": ?"(resp_\w+)"', response.text)[1]
+    assert response.headers["x-request-id"] == "mine"
+    assert served.engine.added[0].request_id.startswith(f"{response_id}-mine")
+    if not background:
+        assert f"{response_id}-mine: stop" in caplog.text
 
 
 def test_items_are_messages(served):

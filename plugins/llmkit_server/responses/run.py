@@ -39,8 +39,9 @@ async def answer_response(server: ServerContext, request: Request, body: Respons
         with named_for(names):
             chat = await fitted(server, chat)
     caller = Request(request.scope, _nobody) if body.background else request
-    started = await start_chat(server, caller, chat, "resp_", names, waits=not body.background)
-    response = new_response(new_id("resp"), model, body, started)
+    response_id = new_id("resp")  # by which anybody may fetch it: no client chooses it
+    started = await start_chat(server, caller, chat, f"{response_id}-", names, waits=not body.background)
+    response = new_response(response_id, model, body, started)
     writer = ResponseWriter(server, body, started, response)
     stored = StoredResponse(response, items, owner)
     if body.background:

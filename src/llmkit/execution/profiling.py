@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 _NUMBERS = itertools.count(1)
+_LOG_LEVEL, _NOTHING = "KINETO_LOG_LEVEL", "99"
+"""What torch's profiler itself writes to the standard error, the first recording of a process decides."""
 
 
 class TorchProfile:
-    """At most one recording at a time, of the calling thread (and of the device, if it is a GPU)."""
+    """At most one recording at a time, of the calling thread and, if it is a GPU, of `device`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._profile: profile | None = None
         self._folder = Path()
 
@@ -36,8 +39,10 @@ class TorchProfile:
         except OSError as error:
             raise EngineError(f"the folder for profiles cannot be made: {error}.") from error
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
+        else:
+            os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # it reports that it found no driver, which nobody needs
         self._folder = folder
         self._profile = profile(activities=activities)
         self._profile.start()

@@ -58,7 +58,7 @@ class Worker:
         self._transfers: WorkerTransfers | None = None
         self._fingerprint = ""
         self._layout: KVCacheLayout | None = None
-        self.profile = TorchProfile()
+        self.profile = TorchProfile(self._device)
         self._threads_before: int | None = None
         # Of this process's other users of the GPU.
         self._allocated_before = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
