@@ -74,6 +74,13 @@ def given_sampling(values: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def check_sampling(values: dict[str, Any], **extra: Any) -> None:
+    """Judge the flags before a model is loaded for them. Raises InvalidRequestError for bad values."""
+    from llmkit import SamplingParams
+
+    SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **given_sampling(values), **extra})
+
+
 def sampling_params(llm: LLM, values: dict[str, Any], **extra: Any) -> SamplingParams:
     """The model's own defaults with the flags that were given on top. Raises InvalidRequestError for bad values."""
     import msgspec

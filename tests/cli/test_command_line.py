@@ -159,6 +159,8 @@ def test_an_unknown_command_is_a_usage_error(llmkit):
         (["generate", "--model", "any", "--scheduler", "fcsf", "hello"], 1, ["any"]),
         (["models", "pull", "no-such-model"], 1, ["no-such-model"]),
         (["generate", "--model", "/nowhere/model", "hello"], 1, ["/nowhere/model"]),
+        (["generate", "--model", "/nowhere/model", "--top-p", "2", "hello"], 2, ["top_p"]),
+        (["chat", "--model", "/nowhere/model", "--max-tokens", "0"], 2, ["max_tokens"]),
         (["generate", "hello"], 2, ["No model", "llmkit models list"]),
         (["generate", "--model", "any"], 2, ["No prompt", "--prompts-file"]),
         (["bench", "latency", "--shape", "gpt-9"], 2, ["gpt-9", "smollm2-135m"]),

@@ -12,7 +12,13 @@ from llmkit.errors import InvalidRequestError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.options import REMOTE_OPTIONS, remote_model
-from llmkit_cli.sampling_options import DEFAULT_MAX_TOKENS, SAMPLING_OPTIONS, given_sampling, sampling_params
+from llmkit_cli.sampling_options import (
+    DEFAULT_MAX_TOKENS,
+    SAMPLING_OPTIONS,
+    check_sampling,
+    given_sampling,
+    sampling_params,
+)
 from llmkit_cli.signature import LongHelp, with_options
 
 if TYPE_CHECKING:
@@ -47,6 +53,7 @@ def chat(
     if engine["dry_run"]:
         print_dry_run(engine)
         return
+    check_sampling(sampling)
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling)
         converse(lambda messages: stream_answer(llm, messages, params), system)

@@ -11,7 +11,7 @@ import typer
 
 from llmkit.errors import InvalidRequestError, shown
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
-from llmkit_cli.sampling_options import SAMPLING_OPTIONS, sampling_params
+from llmkit_cli.sampling_options import SAMPLING_OPTIONS, check_sampling, sampling_params
 from llmkit_cli.signature import LongHelp, with_options
 from llmkit_cli.structured_options import STRUCTURED_OPTIONS, structured_outputs
 
@@ -66,6 +66,7 @@ def generate(
     if stream is None:
         stream = single and sys.stdout.isatty()
     constraints = structured_outputs(constraint)
+    check_sampling(sampling, n=n, structured_outputs=constraints)
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling, n=n, structured_outputs=constraints)
         if stream:
