@@ -63,7 +63,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[int]]] = {
     ),
     "bias": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 100 for i in range(40_000)}}, {200, 400}),
     "endless expression": (
-        "/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "((a{1,500}){1,500}){1,500}"}}, {200, 400, 503}
+        "/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "((a{1,500}){1,500}){1,500}"}},
+        {200, 400, 503},
     ),
     "nested alternatives": (
         "/v1/chat/completions", CHAT | {"structured_outputs": {"json": nested(12)}}, {200, 400, 429, 503}
