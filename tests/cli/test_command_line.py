@@ -197,6 +197,15 @@ def test_a_line_of_a_prompts_file_that_cannot_be_meant(llmkit, tmp_path, line, w
         assert word in err
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"prompt": ' + "9" * 5000 + "}", "{"])
+def test_a_line_of_a_prompts_file_that_cannot_be_read(llmkit, tmp_path, line):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n' + line.encode())
+    code, _, err = llmkit("generate", "--model", "/nowhere/model", "--prompts-file", str(file))
+    assert code == 2
+    assert "prompts.jsonl:2 is not JSON: " in err
+
+
 @pytest.mark.parametrize("name", ["fcsf", "llmkit:nope", "json:nope", "no_such_package:nope"])
 def test_a_plugin_that_does_not_exist_is_a_usage_error(llmkit, name):
     code, _, err = llmkit("bench", "latency", "--shape", "smollm2-135m", "--dry-run", "--scheduler", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from llmkit.errors import ConfigError
 
 def load(**arguments: Any) -> LoadedConfig:
     return load_config(**{"env": {}, **arguments})
+
+
+BOMB = 'a: &a ["lol"]\n' + "".join(
+    f"{name}: &{name} [{', '.join([f'*{below}'] * 9)}]\n" for below, name in pairwise("abcdefghi")
+)
+MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{below}'] * 9)}]}}\n" for below, name in pairwise("abcdefghi")
+)
 
 
 @pytest.fixture
@@ -109,7 +118,25 @@ def test_empty_file_and_empty_section(write: Any) -> None:
         ("a.yaml", "plugins: {scheduler: {priority: 3}}", r"plugins\.scheduler\.priority .* must be a table"),
         ("a.yaml", "model: {overrides: 3}", r"model\.overrides \(file .*a\.yaml:1\) must be a table, not 3"),
         ("a.yaml", "plugins: {options: 3}", r"plugins\.options \(file .*a\.yaml:1\) must be a table, not 3"),
-        ("a.yaml", "a: &a {b: *a}", "Unknown key 'a'"),
+        ("a.yaml", "a: &a {b: *a}", r"a\.b in .*a\.yaml:1 contains itself"),
+        ("a.yaml", "a: &a [*a]", "contains itself"),
+        ("a.yaml", "model: &a\n  <<: *a\n", "contains itself"),
+        ("a.yaml", BOMB, "stands for more than 100000 values"),
+        ("a.yaml", MERGE_BOMB, "stands for more than 100000 values"),
+        ("a.yaml", "seed: " + "[" * 5000 + "]" * 5000, r"not valid YAML: too deeply nested\."),
+        ("a.toml", "seed = " + "[" * 5000 + "]" * 5000, r"not valid TOML: too deeply nested\."),
+        ("a.yaml", "seed: " + "9" * 5000, "not valid YAML: Exceeds the limit"),
+        ("a.toml", "seed = " + "9" * 5000, "not valid TOML: Exceeds the limit"),
+        ("a.toml", "seed = " + "9" * 4000, r"model\.seed must be .*; 9{60,80}\.\.\. is not"),
+        ("a.yaml", "seed: 0x" + "f" * 5000, r"model\.seed must be .*; <int> is not"),
+        ("a.yaml", "dtype: " + "x" * 99_999, r"model\.dtype must be .*; 'x{60,80}\.\.\. is not"),
+        ("a.yaml", "seed: 2024-99-99", "not valid YAML: month must be in 1..12"),
+        ("a.yaml", "seed: !!int abc", "not valid YAML: invalid literal for int"),
+        ("a.yaml", "seed: !!bool abc", "not valid YAML: a value is not of the type that its tag says"),
+        ("a.yaml", "seed: !!timestamp abc", "not valid YAML: a value is not of the type that its tag says"),
+        ("a.yaml", "seed: \x00", "not valid YAML: unacceptable character"),
+        ("a.yaml", "scheduler: {5: 1}", r"The key 5 in .*a\.yaml:1 must be text"),
+        ("a.yaml", "seed: 1\n#" + "x" * (1 << 20), r"a\.yaml is larger than 1048576 bytes"),
         ("a.yaml", "backend: x", "could mean attention.backend or structured.backend"),
         ("a.yaml", "- a", r"a\.yaml must hold keys and values, not a list"),
         ("a.yaml", "1: a", r"The key 1 in .*a\.yaml:1 must be text"),
@@ -137,6 +164,64 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 # ---- environment
+
+
+def test_a_mark_of_the_byte_order_in_front_is_no_part_of_the_text(tmp_path: Path) -> None:
+    for name, text in (("a.toml", "seed = 5\r\n"), ("a.yaml", "seed: 5\r\n")):
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert load(file=path).config.model.seed == 5
+
+
+def test_anchors_and_merges_that_stay_small_are_used(write: Any) -> None:
+    file = write("scheduler: &a {max_num_seqs: 4}\nplugins: {scheduler: {x: &b {y: 1}, z: {<<: *b, w: *a}}}\n")
+    assert load(file=file).config.plugins.options["scheduler"]["z"] == {"y": 1, "w": {"max_num_seqs": 4}}
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("setting", "pattern"),
+    [
+        ("served_model_names=" + "[" * 100_000, "as JSON; .*: too deeply nested"),
+        ('model.overrides={"a":' + DIGITS + "}", "as JSON; .*: Exceeds the limit"),
+        (f"max_num_seqs={DIGITS}", r"max_num_seqs must be .*\.\.\. is not"),
+        ("x" * 5000 + "=1", r"Unknown key 'x+\.\.\.: there is no such"),
+        ("x" * 5000, r"--set 'x+\.\.\. is not of the form"),
+    ],
+)
+def test_text_without_measure(setting: str, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern) as caught:
+        load(settings=[setting])
+    assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("text", [DIGITS, "[" * 5000 + "]" * 5000, "{a=" * 3000 + "1" + "}" * 3000])
+def test_an_option_that_is_no_literal_for_its_size_is_text(text: str) -> None:
+    loaded = load(settings=[f"scheduler.priority.aging_s={text}"])
+    assert loaded.config.plugins.options["scheduler"]["priority"]["aging_s"] == text
+
+
+class Sullen:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [
+        ({"max_num_seqs": Sullen()}, "<Sullen> is not"),
+        ({"plugins": Sullen()}, "must be a table of settings, not <Sullen>"),
+        ({"max_num_seqs": 10**5000}, "<int> is not"),
+        ({"scheduler": {1: 2}}, "The keys of scheduler .* must be text; 1 is not"),
+        ({"plugins": {"scheduler": {"priority": {1: 3}}}}, "The keys of plugins.scheduler.priority .* must be text"),
+        ({"model": {"overrides": {1: 3}}}, "The keys of model.overrides .* must be text"),
+    ],
+)
+def test_arguments_of_any_kind(flags: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        load(flags=flags, origin="argument")
 
 
 def test_environment_forms() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmkit.config.values import reason
 from llmkit.errors import InvalidRequestError, shown
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
 from llmkit_cli.sampling_options import SAMPLING_OPTIONS, check_sampling, sampling_params
@@ -105,7 +106,7 @@ def read_prompts(file: Path) -> list[tuple[str, RequestOptions]]:
     from llmkit import RequestOptions
 
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The prompts file {file} cannot be read: {error}.") from error
     prompts = []
@@ -124,8 +125,8 @@ def prompt_of_json(line: str, where: str) -> tuple[str, RequestOptions]:
 
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidRequestError(f"{where} is not JSON: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:  # also for nesting without end and integers of thousands of digits
+        raise InvalidRequestError(f"{where} is not JSON: {reason(error)}.") from error
     fields = value if isinstance(value, dict) else {"prompt": value}
     prompt = fields.get("prompt")
     if not isinstance(prompt, str):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, shown
 
 Expansion = Iterator[tuple[tuple[str, ...], Any]]
 """Paths of settings, and their values."""
@@ -35,7 +35,7 @@ class CombinedFlag:
 def expand_combined(key: str, value: Any, source: str) -> Expansion:
     """The settings that a combined flag sets. Raises ConfigError saying where the flag was given."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} ({source}) must be a JSON object, not {value!r}.")
+        raise ConfigError(f"{key} ({source}) must be a JSON object, not {shown(value)}.")
     try:
         yield from COMBINED[key].expand(value)
     except ConfigError as error:
@@ -50,13 +50,13 @@ def _transfer(value: Mapping[str, Any]) -> Expansion:
     yield ("connector", "name"), name
     role = value.get("kv_role", "kv_both")
     if role not in _ROLES:
-        raise ConfigError(f"kv_role must be one of {', '.join(_ROLES)}; it is {role!r}.")
+        raise ConfigError(f"kv_role must be one of {', '.join(_ROLES)}; it is {shown(role)}.")
     yield ("connector", "role"), _ROLES[role]
     if "kv_load_failure_policy" in value:
         yield ("connector", "load_failure_policy"), value["kv_load_failure_policy"]
     options = value.get("kv_connector_extra_config") or {}
     if not isinstance(options, Mapping):
-        raise ConfigError(f"kv_connector_extra_config must be an object, not {options!r}.")
+        raise ConfigError(f"kv_connector_extra_config must be an object, not {shown(options)}.")
     for option, item in options.items():
         yield (*OPTIONS, "connector", name, str(option)), item
 
@@ -64,7 +64,7 @@ def _transfer(value: Mapping[str, Any]) -> Expansion:
 def _events(value: Mapping[str, Any]) -> Expansion:
     publisher = value.get("publisher", "zmq")
     if not isinstance(publisher, str) or not publisher:
-        raise ConfigError(f'publisher must be a name such as "zmq", or "null"; it is {publisher!r}.')
+        raise ConfigError(f'publisher must be a name such as "zmq", or "null"; it is {shown(publisher)}.')
     if publisher == "null" or value.get("enable_kv_cache_events") is False:
         return
     yield ("kv_cache", "event_publisher"), publisher

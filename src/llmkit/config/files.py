@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmkit.errors import ConfigError
+from llmkit.config.values import UNREADABLE, reason
+from llmkit.errors import ConfigError, described
 
 KeyPath = tuple[str, ...]
+
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
+"""Values in a file, those that aliases of YAML repeat counted each time."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +36,45 @@ class ConfigFile:
 def read_file(path: Path) -> ConfigFile:
     """Read `path` by its suffix. An empty file has no settings.
 
-    Raises ConfigError if it is missing, not text, malformed, has a key twice, or is not a table of keys.
+    Raises ConfigError if it is missing, not text, malformed, too large, has a key twice, or is not a table of keys.
     """
     readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"The configuration file {path} must end in {', '.join(readers)}.")
+    return reader(path, _read_text(path))
+
+
+def _read_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"The configuration file {path} is not UTF-8 text: {error}.") from error
-    return reader(path, text)
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"The configuration file {path} is larger than {MAX_BYTES} bytes.")
+        return content.decode("utf-8-sig")  # editors on Windows write a mark in front
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(f"The configuration file {path} is not UTF-8 text: {error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"The configuration file {path} cannot be read: {why}.") from error
 
 
 def _read_yaml(path: Path, text: str) -> ConfigFile:
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    lines: dict[KeyPath, int] = {}
     try:
-        node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        _check_yaml(path, node, (), lines, set())
-        values = {} if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            _check_yaml(path, node, (), lines, {})
+            values = {} if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except ConfigError:
+        raise
+    except Exception as error:  # `!!int x` or `2024-99-99`: the loader lets through whatever Python says of them
         raise ConfigError(f"The configuration file {path} is not valid YAML: {_yaml_reason(error)}.") from error
-    finally:
-        loader.dispose()
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -66,43 +82,65 @@ def _read_yaml(path: Path, text: str) -> ConfigFile:
     return ConfigFile(path, values, lines)
 
 
-def _check_yaml(path: Path, node: Any, above: KeyPath, lines: dict[KeyPath, int], seen: set[int]) -> None:
-    """Note the line of every key; refuse what the YAML loader lets pass: a key twice, or one that is not text.
+def _check_yaml(path: Path, node: Any, above: KeyPath, lines: dict[KeyPath, int], sizes: dict[int, int]) -> int:
+    """How many values a node stands for. Notes the line of every key.
 
-    `seen`: nodes checked already; aliases make a node appear again, even inside itself."""
+    Refuses what the YAML loader lets pass: a key twice, or one that is not text; aliases of a node inside itself, or of
+    so many that the file stands for far more than it holds. `sizes`: of the nodes seen so far, 0 for one that is
+    being counted; aliases make a node appear again.
+    """
     import yaml
 
-    if id(node) in seen:
-        return
-    seen.add(id(node))
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise ConfigError(f"{'.'.join(above)} in {path}:{node.start_mark.line + 1} contains itself.")
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    count = 1
     if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_yaml(path, item, (*above, "[]"), {}, seen)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            continue
-        if key_node.tag != "tag:yaml.org,2002:str":
-            shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or table"
-            raise ConfigError(f"The key {shown} in {path}:{line} must be text; put it in quotes.")
-        keys = (*above, key_node.value)
-        if keys in lines:
-            raise ConfigError(f"The key {'.'.join(keys)} is given twice in {path}: lines {lines[keys]} and {line}.")
-        lines[keys] = line
-        _check_yaml(path, value_node, keys, lines, seen)
+        count += sum(_check_yaml(path, item, (*above, "[]"), {}, sizes) for item in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                count += _check_yaml(path, value_node, (*above, key_node.value), {}, sizes)
+            else:
+                keys = (*above, _yaml_key(path, key_node))
+                line = key_node.start_mark.line + 1
+                if keys in lines:
+                    both = f"lines {lines[keys]} and {line}"
+                    raise ConfigError(f"The key {'.'.join(keys)} is given twice in {path}: {both}.")
+                lines[keys] = line
+                count += _check_yaml(path, value_node, keys, lines, sizes)
+    if count > MAX_VALUES:
+        raise ConfigError(f"The configuration file {path} stands for more than {MAX_VALUES} values.")
+    sizes[id(node)] = count
+    return count
+
+
+def _yaml_key(path: Path, node: Any) -> str:
+    import yaml
+
+    if node.tag == "tag:yaml.org,2002:str" and isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or table"
+    raise ConfigError(f"The key {shown} in {path}:{node.start_mark.line + 1} must be text; put it in quotes.")
 
 
 def _yaml_reason(error: Exception) -> str:
+    import yaml
+
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return f"line {mark.line + 1}: {problem}" if mark and problem else _one_line(error)
+    if mark and problem:
+        return f"line {mark.line + 1}: {problem}"
+    if isinstance(error, yaml.YAMLError | ValueError | RecursionError):
+        return reason(error)
+    return f"a value is not of the type that its tag says ({described(error)})"
 
 
 def _read_toml(path: Path, text: str) -> ConfigFile:
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {_toml_reason(error, text)}.") from error
     return ConfigFile(path, values, _toml_lines(text))
 
@@ -136,7 +174,7 @@ def _toml_parts(dotted: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(_TOML_KEY, dotted))
 
 
-def _toml_reason(error: tomllib.TOMLDecodeError, text: str) -> str:
+def _toml_reason(error: Exception, text: str) -> str:
     """The parser's message; for a key given twice, which it does not name, the key and its lines."""
     if "overwrite" in str(error) or "twice" in str(error):
         lines: dict[KeyPath, int] = {}
@@ -144,8 +182,4 @@ def _toml_reason(error: tomllib.TOMLDecodeError, text: str) -> str:
             if keys in lines:
                 return f"the key {'.'.join(keys)} is given twice, in lines {lines[keys]} and {number}"
             lines[keys] = number
-    return _one_line(error)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    return reason(error)

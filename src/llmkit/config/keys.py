@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 from llmkit.config.flags import all_flags, flags_by_key, flat_names, section_types
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, shown
 from llmkit.hookspecs.kinds import KINDS
 
 Path = tuple[str, ...]
@@ -34,7 +34,7 @@ def resolve_key(text: str) -> Path:
     if first in kind_names() and len(rest) > 1:
         return _option_path([first, *rest], text)
     known = [*section_types(), *kind_names()]
-    raise ConfigError(f"Unknown key {text!r}: {unknown(first, known, 'section or plugin kind')}")
+    raise ConfigError(f"Unknown key {shown(text)}: {unknown(first, known, 'section or plugin kind')}")
 
 
 def resolve_flat(text: str, where: str = "") -> Path:
@@ -43,9 +43,9 @@ def resolve_flat(text: str, where: str = "") -> Path:
     if len(keys) == 1:
         return tuple(keys[0].split("."))
     if keys:
-        raise ConfigError(f"The key {text!r}{where} could mean {' or '.join(keys)}.", hint="Write the full name.")
+        raise ConfigError(f"The key {shown(text)}{where} could mean {' or '.join(keys)}.", hint="Write the full name.")
     valid = [*section_types(), *(flag.flat_name for flag in all_flags() if flag.name)]
-    raise ConfigError(f"Unknown key {text!r}{where}: {unknown(_words(text), valid, 'setting')}")
+    raise ConfigError(f"Unknown key {shown(text)}{where}: {unknown(_words(text), valid, 'setting')}")
 
 
 def resolve_field(section: str, field: str, where: str = "") -> Path:
@@ -92,7 +92,7 @@ def _option_path(parts: list[str], text: str) -> Path:
     """(kind, name, option) out of dotted parts. A name given as `module:attribute` may hold dots."""
     kind = resolve_kind(parts[0])
     if len(parts) < 3:
-        raise ConfigError(f"Unknown key {text!r}: an option of a plugin is written {kind}.NAME.OPTION.")
+        raise ConfigError(f"Unknown key {shown(text)}: an option of a plugin is written {kind}.NAME.OPTION.")
     *name, option = parts[1:]
     return (*OPTIONS, kind, ".".join(name), option)
 

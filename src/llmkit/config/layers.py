@@ -24,7 +24,7 @@ from llmkit.config.keys import (
     resolve_kind,
 )
 from llmkit.config.values import parse_literal, parse_text, split_setting
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, shown
 
 Where = Callable[[tuple[str, ...]], str]
 
@@ -55,7 +55,7 @@ class Layer:
             return self._add_all_options(value, source)
         if is_table(".".join(path)):
             for key, item in _mapping(value, display(path), source).items():
-                self.add((*path, str(key)), item, source)
+                self.add((*path, key), item, source)
             return None
         if path in self.given:
             raise ConfigError(f"{display(path)} is given twice: {self.given[path].source} and {source}.")
@@ -154,12 +154,12 @@ def _add_top(layer: Layer, key: str, value: Any, where: Where) -> None:
     name = key.replace("-", "_")
     is_section = name in section_types()
     if is_section and isinstance(value, Mapping):
-        for field_name, item in value.items():
+        for field_name, item in _mapping(value, key, where((key,))).items():
             _add_field(layer, key, name, field_name, item, where)
     elif is_section and value is None:
         return
     elif is_section and name not in flat_names():
-        raise ConfigError(f"{key} ({where((key,))}) must be a table of settings, not {value!r}.")
+        raise ConfigError(f"{key} ({where((key,))}) must be a table of settings, not {shown(value)}.")
     else:
         path = resolve_flat(key, f" ({where((key,))})")
         layer.add(path, _from_text(path, value), where((key,)))
@@ -200,5 +200,8 @@ def _from_text(path: Path, value: Any) -> Any:
 
 def _mapping(value: Any, key: str, source: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} ({source}) must be a table, not {value!r}.")
+        raise ConfigError(f"{key} ({source}) must be a table, not {shown(value)}.")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(f"The keys of {key} ({source}) must be text; {shown(name)} is not.")
     return value

@@ -17,7 +17,7 @@ from llmkit.config.files import read_file
 from llmkit.config.flags import all_flags, flags_by_key
 from llmkit.config.keys import OPTIONS, Path, display
 from llmkit.config.layers import Given, Layer, env_layer, file_layer, flag_layer
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, shown
 
 DEFAULT = "default"
 
@@ -120,7 +120,7 @@ def _message(details: ErrorDetails, merged: Mapping[Path, Given]) -> str:
         value, source = merged[path].value, merged[path].source
     flag = flags_by_key().get(".".join(path))
     if flag and details["type"] == "string_pattern_mismatch":
-        return f"{display(path)} cannot be {details['input']!r} ({source}). {flag.description}"
+        return f"{display(path)} cannot be {shown(details['input'])} ({source}). {flag.description}"
     allowed = flag.allowed if flag else details["msg"]
-    shown = "what was given" if flag and flag.secret else repr(value)
-    return f"{display(path)} must be {allowed}; {shown} is not ({source})."
+    given = "what was given" if flag and flag.secret else shown(value)
+    return f"{display(path)} must be {allowed}; {given} is not ({source})."

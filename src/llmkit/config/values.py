@@ -7,7 +7,10 @@ import tomllib
 from typing import Any
 
 from llmkit.config.flags import Flag
-from llmkit.errors import ConfigError
+from llmkit.errors import ConfigError, shown
+
+UNREADABLE = (ValueError, RecursionError)
+"""What the parsers of JSON and TOML raise: also for integers of thousands of digits, and where nesting is too deep."""
 
 
 def parse_text(flag: Flag, text: str) -> Any:
@@ -20,9 +23,9 @@ def parse_text(flag: Flag, text: str) -> Any:
     if flag.type in ("list", "table"):
         try:
             return json.loads(text)
-        except json.JSONDecodeError as error:
-            shown = "what was given" if flag.secret else repr(text)
-            raise ConfigError(f"{flag.key} must be {flag.allowed}, as JSON; {shown} is not: {error}.") from None
+        except UNREADABLE as error:
+            given = "what was given" if flag.secret else shown(text)
+            raise ConfigError(f"{flag.key} must be {flag.allowed}, as JSON; {given} is not: {reason(error)}.") from None
     return text
 
 
@@ -31,15 +34,20 @@ def parse_literal(text: str) -> Any:
     if "\n" not in text:
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except UNREADABLE:
             pass
         else:
             # Dates are TOML but not JSON; no option could be given one in YAML or by a child process.
             return value if isinstance(value, str | int | float | bool | list | dict) else text
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except UNREADABLE:
         return text
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be read, in one line without a full stop."""
+    return "too deeply nested" if isinstance(error, RecursionError) else " ".join(str(error).split()).rstrip(".")
 
 
 def split_setting(text: str) -> tuple[str, str]:
@@ -47,7 +55,7 @@ def split_setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
-            f"--set {text!r} is not of the form KEY=VALUE.",
+            f"--set {shown(text)} is not of the form KEY=VALUE.",
             hint="For example --set scheduler.max_num_seqs=64, or KIND.NAME.OPTION=VALUE for a plugin.",
         )
     return key.strip(), value.strip()

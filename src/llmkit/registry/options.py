@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmkit.errors import ConfigError, PluginChoiceError, PluginError
+from llmkit.errors import ConfigError, PluginChoiceError, PluginError, shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,7 +38,7 @@ def validated_options(plugin: LoadedPlugin, given: Mapping[str, Any]) -> BaseMod
     except ValidationError as error:
         details = error.errors()[0]
         key = ".".join([prefix, *map(str, details["loc"])])
-        raise ConfigError(f"{key}: {details['msg']}; it is {details['input']!r}.") from None
+        raise ConfigError(f"{key}: {details['msg']}; it is {shown(details['input'])}.") from None
 
 
 def _known(prefix: str, model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
