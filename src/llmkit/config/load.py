@@ -122,5 +122,5 @@ def _message(details: ErrorDetails, merged: Mapping[Path, Given]) -> str:
     if flag and details["type"] == "string_pattern_mismatch":
         return f"{display(path)} cannot be {shown(details['input'])} ({source}). {flag.description}"
     allowed = flag.allowed if flag else details["msg"]
-    given = "what was given" if flag and flag.secret else shown(value)
-    return f"{display(path)} must be {allowed}; {given} is not ({source})."
+    text = "what was given" if flag and flag.secret else shown(value)
+    return f"{display(path)} must be {allowed}; {text} is not ({source})."
