@@ -10,6 +10,7 @@ from llmkit.engine.core import EngineCore
 from llmkit.errors import EngineClosedError
 from llmkit.scheduling.plan import StepResult
 from llmkit.testing.fake_executor import VOCABULARY
+from llmkit.testing.memory_connector import MemoryConnector, MemoryStore
 from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.fcfs import FcfsPolicy
 
@@ -142,6 +143,13 @@ class _Interrupt(BaseException):
     """What a signal handler raises, wherever it strikes."""
 
 
+def called_by_a_connector(frame):
+    """An interrupt there may lose what the connector alone knows; its blocks stay held then, as it may use them."""
+    while frame is not None and "/testing/memory_connector" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
 def interrupted(function, at):
     """Call `function`, interrupted at the `at`-th line that it executes in the scheduler, the cache or the core.
     Returns whether it was, and how many lines there were."""
@@ -151,7 +159,7 @@ def interrupted(function, at):
         nonlocal lines
         code = frame.f_code
         ours = any(part in code.co_filename for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
-        if not ours or lines >= at:
+        if not ours or lines >= at or called_by_a_connector(frame):
             return None
         if event == "line":
             lines += 1
@@ -249,6 +257,48 @@ class TestInterruptsAnywhere:
         run.add("a", [1], 4)
         run.run()
         assert run.answers["a", 0].finish_reason == "length"
+
+
+class TestInterruptsWithAConnector(TestInterruptsAnywhere):
+    """What was planned but never reached the workers, or was reported to nobody, holds no block for ever."""
+
+    STRIDE = 14
+
+    def engine(self, depth):
+        store = MemoryStore()
+        first = self.harness(store, depth)
+        for number, n in enumerate((1, 1)):
+            first.add(f"before{number}", [number % 2] * (9 + number), 6, n=n)
+        first.run()
+        run = self.harness(store, depth)
+        for number, n in enumerate((1, 3, 1)):
+            run.add(f"old{number}", [number % 2] * (13 + number), 6, n=n)
+        return run
+
+    def harness(self, store, depth):
+        connector = MemoryConnector(store, asynchronous=True, delay=1)
+        return SchedulingHarness(self.policy(), max_concurrent_steps=depth, connector=connector, **self.LIMITS)
+
+    def check_that_it_goes_on(self, run, line):
+        for _ in range(20):
+            run.core.step()
+        assert run.core.settle_transfers(5.0), line
+        assert not run.connector.breaker.num_faults, (line, run.connector.breaker.last_fault)
+        super().check_that_it_goes_on(run, line)
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_a_plan_that_the_workers_never_see(self, depth, monkeypatch):
+        run = self.engine(depth)
+        with monkeypatch.context() as patch:
+            patch.setattr(run.core, "on_plan", self.interrupt_if_something_is_held)
+            with pytest.raises(_Interrupt):
+                self.advance(run)
+        self.check_that_it_goes_on(run, 0)
+
+    @staticmethod
+    def interrupt_if_something_is_held(plan):
+        if plan.transfers is not None and plan.transfers.holds:
+            raise _Interrupt
 
 
 class TestInterruptsWhileSwapping(TestInterruptsAnywhere):

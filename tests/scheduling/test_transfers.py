@@ -7,7 +7,7 @@ import pytest
 from llmkit.errors import InvalidRequestError
 from llmkit.execution.worker_transfers import ReportMerger, WorkerTransfers
 from llmkit.hookspecs.connector import Retention, TransferPlan, TransferReport
-from llmkit.scheduling.plan import StepTransfers
+from llmkit.scheduling.plan import InDoubt, StepTransfers
 from llmkit.testing.memory_connector import MemoryConnector, MemoryScheduler, MemoryStore, MemoryWorker
 from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.fcfs import FcfsPolicy
@@ -361,6 +361,27 @@ class TestWorkerTransfers:
         transfers.begin(self.STEP)
         transfers.break_off()
         assert half.calls == ["start_load", "wait_for_layer", "wait_for_layer", "wait_for_save"]
+
+    def test_what_it_never_heard_of_ends_when_it_is_asked(self):
+        transfers = WorkerTransfers(self.Half(), 2)
+        transfers.begin(self.STEP)
+        transfers.finish()
+        in_doubt = InDoubt({7: frozenset({3}), 8: frozenset({4, 5})}, frozenset({9, 10}))
+        transfers.begin(StepTransfers(in_doubt=in_doubt))
+        ten = frozenset({10})
+        assert transfers.finish() == TransferReport(frozenset({8}), ten, frozenset({4, 5}), {}, ten)
+        assert not transfers.finish()
+
+    def test_whose_end_it_has_told_ends_again_when_it_is_asked(self):
+        class Released(self.Half):
+            def report(self):
+                return TransferReport(frozenset({7}), frozenset({9}))
+
+        transfers, _ = self.run(Released())
+        transfers._half = self.Half()
+        transfers.begin(StepTransfers(in_doubt=InDoubt({7: frozenset({3})}, frozenset({9}))))
+        nine = frozenset({9})
+        assert transfers.finish() == TransferReport(frozenset({7}), nine, frozenset({3}), {}, nine)
 
 
 def test_reports_of_several_workers_count_once_all_have_reported():

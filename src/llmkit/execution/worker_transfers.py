@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer, AttentionQuery, Support
     from llmkit.hookspecs.connector import WorkerConnector
-    from llmkit.scheduling.plan import StepTransfers
+    from llmkit.scheduling.plan import InDoubt, StepTransfers
 
 
 class WorkerTransfers:
@@ -34,6 +34,7 @@ class WorkerTransfers:
         self._loaded: frozenset[int] = frozenset()
         self._unstored: frozenset[int] = frozenset()
         self._under_way: dict[int, frozenset[int]] = {}
+        self._holds: set[int] = set()
         self._sync_blocks: frozenset[int] = frozenset()
         self._faults: list[str] = []
 
@@ -45,7 +46,10 @@ class WorkerTransfers:
         if transfers is None:
             return
         self._sync_blocks = transfers.sync_blocks
+        if transfers.in_doubt is not None:
+            self._answer(transfers.in_doubt)
         self._under_way |= transfers.loads
+        self._holds |= set(transfers.holds)
         if transfers.cancelled:
             self.cancel(transfers.cancelled)
         if transfers.payload is not None:
@@ -55,6 +59,12 @@ class WorkerTransfers:
         self._fail_step()  # the connector has left out what it was told of
         if transfers.wait_s:
             self.wait(transfers.wait_s)
+
+    def _answer(self, in_doubt: InDoubt) -> None:
+        never = {load: blocks for load, blocks in in_doubt.loads.items() if load not in self._under_way}
+        self._loaded = self._loaded.union(never)
+        self._failed_blocks = self._failed_blocks.union(*never.values())
+        self._unstored |= in_doubt.holds - self._holds
 
     def skip(self, transfers: StepTransfers | None) -> None:
         """The step of these transfers could not even begin."""
@@ -107,6 +117,7 @@ class WorkerTransfers:
         self._loaded = self._unstored = self._failed_blocks = self._sync_blocks = frozenset()
         for load_id in report.loaded:
             self._under_way.pop(load_id, None)
+        self._holds -= report.released
         return report
 
     def _reported(self) -> TransferReport:

@@ -298,6 +298,11 @@ class KVCacheManager:
         self._held.subtract(released)
         self._pool.release(released)
 
+    @property
+    def held(self) -> Counter[int]:
+        """Block → how many holds are on it."""
+        return +self._held
+
     def references(self, block: int) -> int:
         """How many tables and holds `block` is in."""
         return self._pool.references(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -79,6 +80,10 @@ class LoadEnds:
         for load in self._loads.unfinished:
             if load.request is not None:
                 self.let_go(load)
+
+    def counted(self) -> Counter[int]:
+        """Block → how many loads that nobody waits for write to it."""
+        return Counter(block for load in self._loads.unfinished if load.request is None for block in load.columns)
 
     def take_cancelled(self) -> tuple[int, ...]:
         """Ids of the loads that nobody waits for any more, for the workers."""

@@ -52,13 +52,22 @@ class BlockUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Transfers of steps that were broken off: of what it has never been told of, or has told the end of already, a
+    worker tells the end now, as failed. loads: ids of asynchronous ones, and their blocks. holds: ids."""
+
+    loads: Mapping[int, frozenset[int]]
+    holds: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepTransfers:
     """What a connector's worker halves are told in a step.
 
     payload: the connector's own; None: nothing is moved, and loads that belong to this step fail. sync_blocks: blocks
     that must be loaded before this step attends to them. loads: asynchronous loads that begin, by id, and their blocks.
     holds: ids of those that begin. cancelled: ids of loads that nobody waits for any more. wait_s: seconds to wait for
-    a transfer, in a step that computes nothing.
+    a transfer, in a step that computes nothing. in_doubt: what steps before this one may or may not have told.
     """
 
     payload: Any = None
@@ -67,6 +76,7 @@ class StepTransfers:
     holds: tuple[int, ...] = ()
     cancelled: tuple[int, ...] = ()
     wait_s: float = 0.0
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(slots=True)

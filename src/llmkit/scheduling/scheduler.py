@@ -272,3 +272,4 @@ class Scheduler:
         """Recount everything. Raises IntegrityError or AssertionError naming the first disagreement."""
         self.manager.check_integrity()
         self._lifecycle.check_integrity()
+        self.transfers.check_integrity()

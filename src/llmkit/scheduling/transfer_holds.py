@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmkit.hookspecs.connector import FilledBlock, max_held_blocks
+from llmkit.kv_cache.block_pool import NULL_BLOCK
 from llmkit.kv_cache.manager import KVCacheManager
 
 
@@ -16,6 +18,7 @@ class TransferHolds:
         self._manager: KVCacheManager | None = None
         self._filled: list[FilledBlock] = []
         self._holds: dict[int, tuple[int, ...]] = {}
+        self._planned: set[int] = set()
 
     def __len__(self) -> int:
         """Holds of the connector's own."""
@@ -62,10 +65,26 @@ class TransferHolds:
                 return True
         return False
 
-    def add(self, holds: Mapping[int, Sequence[int]]) -> str | None:
-        """Hold blocks for the connector. Returns what is wrong with `holds`, and does nothing then."""
+    def counted(self) -> Counter[int]:
+        """Block → how many holds are on it, filled blocks included."""
+        blocks = Counter(block.block_id for block in self._filled)
+        for held in self._holds.values():
+            blocks.update(held)
+        del blocks[NULL_BLOCK]
+        return blocks
+
+    @property
+    def planned(self) -> frozenset[int]:
+        """Ids of the connector's holds that began with the plan of a step."""
+        return frozenset(self._planned & self._holds.keys())
+
+    def add(self, holds: Mapping[int, Sequence[int]], *, planned: bool = False) -> str | None:
+        """Hold blocks for the connector. Returns what is wrong with `holds`, and does nothing then. planned: with the
+        step that is being planned, whose workers are told the ids."""
         wrong = self._wrong(holds)
         if wrong is None:
+            if planned:
+                self._planned.update(holds)
             for hold_id, blocks in holds.items():
                 self._holds[hold_id] = tuple(blocks)
                 self._kv.hold(blocks)
@@ -98,6 +117,7 @@ class TransferHolds:
                 unknown.add(hold_id)
             else:
                 self._kv.release(blocks)
+            self._planned.discard(hold_id)
         return unknown
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from llmkit.config.sections import ConnectorConfig
 from llmkit.errors import InvalidRequestError, shown
 from llmkit.hookspecs.connector import TransferReport
+from llmkit.kv_cache.block_pool import IntegrityError
 from llmkit.kv_cache.manager import KVCacheManager
 from llmkit.kv_cache.prefix_cache import FilledListener
 from llmkit.requests.request import Request
@@ -16,7 +17,7 @@ from llmkit.scheduling.guarded_connector import GuardedConnector
 from llmkit.scheduling.load_ends import LoadCounts, LoadEnds
 from llmkit.scheduling.load_requests import LoadRequests
 from llmkit.scheduling.pending_loads import EndedLoad, PendingLoad, PendingLoads
-from llmkit.scheduling.plan import StepPlan, StepResult, StepTransfers
+from llmkit.scheduling.plan import InDoubt, StepPlan, StepResult, StepTransfers
 from llmkit.scheduling.plan_builder import PlanBuilder
 from llmkit.scheduling.transfer_holds import TransferHolds
 from llmkit.scheduling.transfer_view import PlannedStep, SequenceView, tables_of
@@ -59,6 +60,7 @@ class Transfers:
         self._manager: KVCacheManager | None = None
         self._step_wanted = False
         self._asked = False
+        self._in_doubt = False
         self._stuck: tuple[Request, float] | None = None
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -71,8 +73,16 @@ class Transfers:
 
     def broken_off(self) -> None:
         """A call was broken off, and every request has been ended; no step is under way any more. Loads that were to be
-        sent with the next step still will be, and write to blocks that their requests have given back."""
+        sent with the next step still will be, and write to blocks that their requests have given back. Whether the
+        workers know of what was planned last, and whether what they told last has arrived, is asked with that step."""
         self._ends.broken_off()
+        self._in_doubt = bool(self.holds.planned) or any(self._loads.asynchronous)
+
+    def check_integrity(self) -> None:
+        """Compare what is held in the KV cache with what it is held for. Raises IntegrityError."""
+        wanted = self.holds.counted() + self._ends.counted()
+        if wanted != self._kv.held:
+            raise IntegrityError(f"blocks {dict(self._kv.held)} are held, but {dict(wanted)} for the connector")
 
     @property
     def counts(self) -> LoadCounts:
@@ -125,7 +135,8 @@ class Transfers:
     @property
     def has_news(self) -> bool:
         """Whether there is something that the workers should soon be told, by a step without rows if need be."""
-        return bool(self._step_wanted or self.holds.has_filled or self._loads.has_new or self._ends.has_cancelled)
+        news = self._step_wanted or self.holds.has_filled or self._loads.has_new or self._ends.has_cancelled
+        return bool(news or self._in_doubt)
 
     @property
     def has_more_to_store(self) -> bool:
@@ -164,12 +175,13 @@ class Transfers:
         elif not self.has_news and not (idle and self.waits):
             return None
         self._asked = False
+        in_doubt = self._take_doubts()
         loads = self._loads.send_new(step)
         payload, holds = self._planned(step, batch, loads)
         if payload is None and loads and not self.connector.breaker.open:
             self.connector.fault("plan_transfers() left out loads that it was told of")
         cancelled = self._ends.take_cancelled()
-        if rows and payload is None and not loads and not cancelled:
+        if rows and payload is None and not loads and not cancelled and in_doubt is None:
             return None
         return StepTransfers(
             payload,
@@ -177,8 +189,17 @@ class Transfers:
             {load.load_id: frozenset(load.columns) for load in loads if load.asynchronous},
             holds,
             cancelled,
-            0.0 if rows or payload is not None or loads or self._ends else POLL_S,
+            0.0 if rows or payload is not None or loads or self._ends or in_doubt else POLL_S,
+            in_doubt,
         )
+
+    def _take_doubts(self) -> InDoubt | None:
+        """What the workers are to be asked about, once: who hears nothing asks again, see `landed`."""
+        if not self._in_doubt:
+            return None
+        self._in_doubt = False
+        loads = {load.load_id: frozenset(load.columns) for load in self._loads.asynchronous}
+        return InDoubt(loads, self.holds.planned)
 
     def _planned(self, step: int, batch: PlanBuilder, loads: list[PendingLoad]) -> tuple[Any, tuple[int, ...]]:
         """The connector's payload and the ids of its holds."""
@@ -186,7 +207,7 @@ class Transfers:
         self._step_wanted = False
         view = PlannedStep(step, batch, [load.load for load in loads], self.holds.peek_filled(), self._kv)
         plan = self.connector.plan_transfers(view)
-        wrong = None if plan is None else self.holds.add(plan.holds)
+        wrong = None if plan is None else self.holds.add(plan.holds, planned=True)
         self.holds.drop_filled()
         if plan is not None and wrong is not None:
             self.connector.fault(f"plan_transfers(): {wrong}")
@@ -215,6 +236,7 @@ class Transfers:
         if isinstance(report, TransferReport):
             self._report(report, sync)
         else:
+            self._in_doubt |= plan.transfers is not None and plan.transfers.in_doubt is not None
             if report is not None:
                 self.connector.fault(f"report() returned {shown(report)}")
             for load in sync:
