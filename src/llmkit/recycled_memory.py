@@ -7,7 +7,6 @@ them would have to be cleared first: for a small model that takes longer than al
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,12 +32,10 @@ _SMALLEST, _LARGEST = 1 << 20, 32 << 20
 class RecycledMemory:
     """Gives out arrays on huge pages, and the memory of those that nobody holds any more to the next ones.
 
-    Only to arrays of just that size, so that whoever keeps one (or a tensor on it) keeps no more than it needs. Several
-    threads may use it.
+    Only to arrays of just that size, so that whoever keeps one (or a tensor on it) keeps no more than it needs.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._pieces: dict[int, list[tuple[weakref.ref[_Array], mmap.mmap]]] = {}
 
     def array(self, nbytes: int) -> _Array:
@@ -48,13 +45,12 @@ class RecycledMemory:
         """
         if nbytes > _LARGEST:
             return np.frombuffer(mapped(nbytes), np.uint8)
-        with self._lock:
-            pieces = self._pieces.setdefault(nbytes, [])
-            free = next((i for i, (lent, _) in enumerate(pieces) if lent() is None), None)
-            memory = mapped(nbytes) if free is None else pieces.pop(free)[1]
-            # An array that numpy makes of a buffer is what all views of it refer to.
-            array: _Array = np.frombuffer(memory, np.uint8)
-            pieces.append((weakref.ref(array), memory))
+        pieces = self._pieces.setdefault(nbytes, [])
+        free = next((i for i, (lent, _) in enumerate(pieces) if lent() is None), None)
+        memory = mapped(nbytes) if free is None else pieces.pop(free)[1]
+        # An array that numpy makes of a buffer is what all views of it refer to.
+        array: _Array = np.frombuffer(memory, np.uint8)
+        pieces.append((weakref.ref(array), memory))
         return array
 
 
@@ -63,7 +59,7 @@ _in_use: ContextVar[RecycledMemory | None] = ContextVar("recycled_memory", defau
 
 @contextmanager
 def recycling() -> Iterator[None]:
-    """While this lasts, `passing_array` and `passing_tensor` of this context use the memory of earlier ones again."""
+    """While this lasts, `passing_array` and `passing_tensor` of this thread use the memory of earlier ones again."""
     token = _in_use.set(RecycledMemory())
     try:
         yield

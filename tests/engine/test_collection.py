@@ -38,7 +38,6 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(collection, "_frozen", False)
     monkeypatch.setattr(collection, "_owned", True)
     monkeypatch.setattr(collection, "_engine_before", False)
-    gc.unfreeze()
     yield
     gc.enable()
 

@@ -28,7 +28,6 @@ from llmkit.execution.measuring import (
 from llmkit.execution.memory import MemoryPlan, plan_memory
 from llmkit.execution.model_runners import concurrent_steps, runner_for
 from llmkit.execution.profiling import TorchProfile
-from llmkit.execution.read_ahead import read_ahead
 from llmkit.execution.ready_memory import make_ready
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
@@ -82,7 +81,7 @@ class Worker:
         with torch.no_grad(), recycling(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
             source.format.expect(built.model.weight_shapes())
-            tensors = read_ahead(source.tensors())
+            tensors = source.tensors()
             checksum = WeightsChecksum()
             if self._setup.config.connector.name is not None:
                 tensors = checksum.counted(tensors)

@@ -51,8 +51,7 @@ class WeightsFormat(ABC):
     @abstractmethod
     def tensors(self, path: Path, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) pairs on the host, named as in the Hugging Face checkpoint of the architecture,
-        dequantised, each yielded once and not kept alive by the reader. They are asked for one by one in a thread of
-        their own, mostly while the one before is in use.
+        dequantised, each yielded once and not kept alive by the reader.
 
         Raises ModelError if a file is missing, cut short or does not belong.
         """
