@@ -126,6 +126,11 @@ def build_engine(
 @set_aside()
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
+    with prepared.registry.blaming():
+        return _start(prepared, progress)
+
+
+def _start(prepared: PreparedModel, progress: LoadProgress | None) -> Engine:
     from llmkit.engine.core import EngineCore
     from llmkit.execution.connector_half import build_connector, scheduler_half
     from llmkit.execution.setup import WorkerSetup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from llmkit.errors import PluginChoiceError, PluginError
 from llmkit.hookspecs.kinds import KINDS, kind_named
 from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.auto import Judge, candidates, choose_best, judged
+from llmkit.registry.blame import blaming
 from llmkit.registry.breaker import FaultCount
 from llmkit.registry.breakers import Breakers
 from llmkit.registry.building import call_hook
@@ -252,6 +254,16 @@ class Registry:
         selection = Selection(row.kind, choice, row.name, row.distribution, row.version, reason, rejected)
         if selection not in self.selections:  # a connector is built twice, for the scheduler and for the worker
             self.selections.append(selection)
+
+    def blaming(self) -> AbstractContextManager[None]:
+        """While the engine starts: what one of the chosen plugins raises by mistake becomes a PluginError naming it."""
+
+        def chosen() -> list[LoadedPlugin]:
+            names = {(s.kind, s.name, s.distribution) for s in self.selections}
+            loaded = [plugin for plugin in self._loaded.values() if isinstance(plugin, LoadedPlugin)]
+            return [p for p in loaded if (p.row.kind, p.row.name, p.row.distribution) in names]
+
+        return blaming(chosen)
 
     def chosen(self, kind: str) -> Selection:
         """The plugin of `kind` that was chosen last. Raises PluginError if none has been."""
