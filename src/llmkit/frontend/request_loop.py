@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ class RequestLoop:
         self._closed = False
         self._stepping = False
         self._unwanted: list[str] = []
+        self._process = os.getpid()
 
     def run(
         self, prepared: Sequence[PreparedRequest], finished: Callable[[RequestOutput], None]
@@ -41,6 +43,7 @@ class RequestLoop:
         mailbox: Mailbox = deque()
         results: dict[int, RequestOutput] = {}
         states: list[RequestState] = []
+        self._check_process()
         try:
             states = self._add(prepared, mailbox)
             while len(results) < len(states):
@@ -56,6 +59,7 @@ class RequestLoop:
         """The outputs of one request, which starts at the first `next`; closing the iterator aborts it."""
         mailbox: Mailbox = deque()
         states: list[RequestState] = []
+        self._check_process()
         try:
             states = self._add([prepared], mailbox)
             while True:
@@ -135,6 +139,14 @@ class RequestLoop:
                 self._unwanted += ids
             else:
                 self.client.abort(ids)
+
+    def _check_process(self) -> None:
+        """A fork has none of the threads that compute, and whatever lock one of them had stays locked for ever."""
+        if os.getpid() != self._process:
+            raise EngineError(
+                f"this engine belongs to process {self._process}, of which this one is a fork.",
+                hint='Make an LLM in each process, and start processes with multiprocessing\'s method "spawn".',
+            )
 
     def _check_idle(self) -> None:
         self._check_open()
