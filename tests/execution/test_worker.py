@@ -247,3 +247,15 @@ def test_the_first_blocks_are_committed_as_far_as_the_weights_allow(make_setup, 
         assert nbytes >= 17 * report.memory.block_bytes // len(ranges)
         assert is_resident(address + nbytes - 1) == (share > 0)
     worker.close()
+
+
+def test_a_start_does_without_the_thread_that_commits_memory(make_setup, monkeypatch):
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker(make_setup())
+    report = worker.load()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    worker.allocate(layout_of(report))
+    assert worker.execute(one_step([1, 2, 3])).token_ids.shape == (1,)
+    worker.close()

@@ -6,6 +6,7 @@ be given it first. A prompt of a thousand tokens would wait for that longer than
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,11 @@ SHARE = 0.2  # of the size of the weights, at most, so that a small model stays 
 GAPS = 2  # temporaries of different sizes leave gaps in the heap
 
 
-def make_ready(built: BuiltModel, config: EngineConfig, itemsize: int, kv: KVTensors) -> threading.Thread:
+def make_ready(built: BuiltModel, config: EngineConfig, itemsize: int, kv: KVTensors) -> None:
     """Commit memory for the keys, values and temporaries of a prompt of up to TOKENS tokens, on the CPU.
 
-    Goes on in the thread that is returned; nobody has to wait for it, and steps may run meanwhile. itemsize: of the
-    model's type, bytes.
+    Goes on in a thread when this returns; nobody has to wait for it, and steps may run meanwhile. Where there can be
+    no thread, memory comes when it is written to. itemsize: of the model's type, bytes.
     """
     needs = cache_needs(built, config)
     temporaries = GAPS * token_activations(built, itemsize)
@@ -38,8 +39,8 @@ def make_ready(built: BuiltModel, config: EngineConfig, itemsize: int, kv: KVTen
     if heap is not None:
         ranges.append(heap)
     thread = threading.Thread(target=_commit_all, args=(ranges,), name="llmkit-commit", daemon=True)
-    thread.start()
-    return thread
+    with contextlib.suppress(RuntimeError):  # no more threads, or no room for another's stack
+        thread.start()
 
 
 def _commit_all(ranges: list[tuple[int, int]]) -> None:
