@@ -13,6 +13,8 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +85,10 @@ def copy_rate() -> float:
     return 2 * source.numel() / statistics.median(times)
 
 
-def measured(shape: str, rate: float, arguments: argparse.Namespace) -> None:
-    for batch in BATCHES:
-        limit = step_bytes(SHAPES[shape], batch, 128 + 64) / rate * 1e3
-        print(f"  limit {shape} tpot-{batch}: {limit:.3f} ms", flush=True)
-    take = sink("llmkit", shape, arguments.jsonl)
+@contextmanager
+def opened(shape: str) -> Iterator[LLM]:
+    """An engine on the GPU with dummy weights of that shape, closed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
         llm = LLM(
             str(write_shape(shape, Path(folder))),
             load_format="dummy",
@@ -99,13 +98,23 @@ def measured(shape: str, rate: float, arguments: argparse.Namespace) -> None:
             max_num_seqs=256,
         )
         with llm:
-            engine = Llmkit(llm)
-            first_token(engine, shape)
-            if "start" in arguments.rows:
-                take("start", time.perf_counter() - start)
-            measure(engine, shape, arguments.rows, take)
-            for kind in arguments.sampling:
-                sampled(Llmkit(llm, SAMPLING[kind]), shape, kind)
+            yield llm
+
+
+def measured(shape: str, rate: float, arguments: argparse.Namespace) -> None:
+    for batch in BATCHES:
+        limit = step_bytes(SHAPES[shape], batch, 128 + 64) / rate * 1e3
+        print(f"  limit {shape} tpot-{batch}: {limit:.3f} ms", flush=True)
+    take = sink("llmkit", shape, arguments.jsonl)
+    start = time.perf_counter()
+    with opened(shape) as llm:
+        engine = Llmkit(llm)
+        first_token(engine, shape)
+        if "start" in arguments.rows:
+            take("start", time.perf_counter() - start)
+        measure(engine, shape, arguments.rows, take)
+        for kind in arguments.sampling:
+            sampled(Llmkit(llm, SAMPLING[kind]), shape, kind)
             if arguments.profile:
                 profile(engine, shape, arguments.profile)
     torch.cuda.empty_cache()

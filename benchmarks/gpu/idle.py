@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
-from pathlib import Path
 
 import torch
-from engine import Llmkit
-from rows import MAX_MODEL_LEN
+from engine import Llmkit, opened
 
 from llmkit import LLM
 from llmkit.execution.cuda.decode_graphs import DecodeGraphs
-from llmkit_cli.bench.shapes import SHAPES, write_shape
+from llmkit_cli.bench.shapes import SHAPES
 from llmkit_cli.bench.workloads import workload
 
 REPLAYS = 200
@@ -32,18 +29,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=(1, 8, 64))
     arguments = parser.parse_args()
     for shape in arguments.shapes:
-        with tempfile.TemporaryDirectory() as folder:
-            llm = LLM(
-                str(write_shape(shape, Path(folder))),
-                load_format="dummy",
-                skip_tokenizer=True,
-                device="cuda",
-                max_model_len=MAX_MODEL_LEN,
-                max_num_seqs=256,
-            )
-            with llm:
-                for batch in arguments.batches:
-                    compare(llm, shape, batch)
+        with opened(shape) as llm:
+            for batch in arguments.batches:
+                compare(llm, shape, batch)
 
 
 def compare(llm: LLM, shape: str, batch: int) -> None:
