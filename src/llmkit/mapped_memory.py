@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,9 @@ def on_huge_pages(address: int, nbytes: int) -> None:
 
 
 def _advise(first: int, last: int, advice: int) -> None:
-    """first: the address of a page."""
-    change = getattr(ctypes.CDLL(None), "madvise", None)
-    if change is not None and last > first:
-        change(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
+    """first: the address of a page. Nothing happens but on Linux, whose numbers for advice these are."""
+    if sys.platform == "linux" and last > first:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
 
 
 def mapped(size: int) -> mmap.mmap:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
 
 import pytest
+
+from llmkit.execution.freeing import grow_heap
+from llmkit.mapped_memory import commit
 
 # In a process of its own: what tests before left in the heap decides where blocks of the next ones go.
 PROGRAM = """
@@ -86,3 +90,15 @@ def test_what_is_put_into_the_heap_and_committed_needs_no_page_any_more() -> Non
     ended = subprocess.run([sys.executable, "-c", GROWN], capture_output=True, text=True, timeout=60, check=True)
     pages = 32 * 256
     assert int(ended.stdout) < pages // 20
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no library of that kind, and other systems other numbers for the same advice."""
+
+    def refuse(_name: object) -> None:
+        raise TypeError("bad argument type for built-in operation")
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert grow_heap(1 << 20) is None
+    commit(1 << 20, 1 << 20)

@@ -42,8 +42,10 @@ def grow_heap(nbytes: int) -> tuple[int, int] | None:
     """Put `nbytes` at the end of glibc's heap, on huge pages: after `keep_freed_memory`, where the blocks of the next
     steps come from. Returns (address, nbytes), None if there is no such heap. Memory is committed as it is written.
     """
+    if sys.platform != "linux" or not 0 < nbytes <= _KEPT // 2:
+        return None
     library = ctypes.CDLL(None)
-    if sys.platform != "linux" or not hasattr(library, "mallopt") or not 0 < nbytes <= _KEPT // 2:
+    if not hasattr(library, "mallopt"):
         return None
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
