@@ -42,20 +42,21 @@ LONG = {"prompt": [1, 2, 3], "max_tokens": 3000, "ignore_eos": True, "stream": T
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a server on a Unix socket; the process and a client. What it keeps on disk is in tmp_path/tmp."""
+    """Starts a server on a Unix socket; the process and a client. What it keeps on disk is in tmp_path/tmp, its log in
+    tmp_path/log: nobody reads a pipe while a test goes on, and a server would stop where it is full."""
     processes = []
     temporary = tmp_path / "tmp"
     temporary.mkdir()
 
     def run(*flags):
-        path = tmp_path / "s"
+        path, log = tmp_path / "s", tmp_path / "log"
         command = [sys.executable, "-m", "llmkit_cli", "serve", *FLAGS, "--uds", str(path), *flags]
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
-        )
+        with log.open("w") as stderr:
+            process = subprocess.Popen(command, stderr=stderr, env={**os.environ, "TMPDIR": str(temporary)})
         processes.append(process)
-        while "Serving tiny at unix:" not in (line := process.stderr.readline()):
-            assert line, f"the server ended with {process.wait()}"
+        while "Serving tiny at unix:" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.02)
         client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=60)
         return process, client
 
@@ -63,7 +64,6 @@ def start(tmp_path):
     for process in processes:
         if process.poll() is None:
             process.kill()
-        process.stderr.close()
         process.wait()
 
 
@@ -105,7 +105,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing(start, tmp_path):
     assert not (tmp_path / "s").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
     assert shared_memory() <= shared_before
-    log = process.stderr.read()
+    log = (tmp_path / "log").read_text()
     assert "resource_tracker" not in log
     access = [json.loads(line) for line in log.splitlines() if "llmkit.server.access" in line]
     assert [(line["path"], line["status"]) for line in access] == [("/v1/completions", 200)]
@@ -188,7 +188,7 @@ def test_a_second_signal_ends_at_once(start, tmp_path):
     assert not (tmp_path / "s").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
     assert shared_memory() <= shared_before
-    assert "resource_tracker" not in process.stderr.read()
+    assert "resource_tracker" not in (tmp_path / "log").read_text()
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def counters(client):
     return {name: float(value) for name, value in samples if "_total{" in name or "_count{" in name}
 
 
-def test_the_engine_dies_in_the_middle_of_answers(start, collector):
+def test_the_engine_dies_in_the_middle_of_answers(start, collector, tmp_path):
     """B44: streams go on, new requests are refused until it runs again, counters never go down, and what is logged and
     traced is whole."""
     endpoint, spans = collector
@@ -267,7 +267,9 @@ def test_the_engine_dies_in_the_middle_of_answers(start, collector):
     assert restarts == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    log = [json.loads(line) for line in process.stderr.read().splitlines()]
+    greeting, *lines = (tmp_path / "log").read_text().splitlines()
+    assert greeting.startswith("Serving tiny at ")
+    log = [json.loads(line) for line in lines]
     assert any("SIGKILL" in line["message"] for line in log)
     ended = [line for line in log if line["logger"] == "llmkit.server.requests"]
     assert len(ended) == len(spans) == 3
