@@ -219,7 +219,8 @@ class ProcessConfig(Section):
     max_restarts: int = Field(
         default=5,
         ge=0,
-        description="How often a process that has crashed is started again within restart_window_s; 0: never.",
+        description="How often a process that has crashed by itself is started again within restart_window_s. Crashes "
+        "that a request can have caused do not count: that request fails. 0: no process is ever started again.",
     )
     restart_window_s: float = Field(default=60.0, gt=0, description="Seconds within which max_restarts are counted.")
     stop_timeout_s: float = Field(

@@ -1,10 +1,11 @@
 """An engine without a model, for tests of what stands around an engine: quick to start, deterministic, and faulty on
 request. Imports no torch.
 
-A request chooses its fault with `extra_args`: {"fault": "kill", "at": 5} when its first sequence has 5 tokens. The
-faults: "kill" and "segfault" (signals), "exit" (status 3), "hang" (keeps the step from ending), "freeze" (stops the
-whole process, heartbeats too), "raise" (the step is broken off), "fail" (ends with an error, alone). {"once": PATH}:
-only if that file does not exist; it is made then.
+A request chooses its fault with `extra_args`: {"fault": "kill", "at": 5} when its first sequence has 5 tokens, "at": -1
+when it is taken in, "after_steps": 5 so many steps later, of none of which it is part. The faults: "kill" and
+"segfault" (signals), "exit" (status 3), "hang" (keeps the step from ending), "freeze" (stops the whole process,
+heartbeats too), "raise" (the step is broken off), "fail" (ends with an error, alone). {"once": PATH}: only if that file
+does not exist; it is made then.
 """
 
 from __future__ import annotations
@@ -66,29 +67,40 @@ class _Running:
 
 @dataclass
 class FakeCore:
-    """Every step gives every sequence one token. step_s: how long a step takes. Sequence i has the seed plus i."""
+    """Every step gives every sequence one token. step_s: how long a step takes. fatal_file: a file whose existence
+    makes every step the last. Sequence i has the seed plus i."""
 
     step_s: float = 0.0
     max_num_seqs: int = 1024
+    fatal_file: str | None = None
     on_plan: Callable[[Any], None] | None = None
     num_steps: int = 0
     _requests: dict[str, _Running] = field(default_factory=dict)
+    _apart: dict[str, tuple[int, _Running]] = field(default_factory=dict)
 
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._requests:
             raise InvalidRequestError("The id is in use.", param="request_id")
-        if (request.sampling_params.extra_args or {}).get("fault") == "refuse":
+        arguments = request.sampling_params.extra_args or {}
+        if arguments.get("fault") == "refuse":
             raise InvalidRequestError("This request is refused.", param="prompt")
+        if arguments.get("at") == -1:
+            _commit(arguments["fault"], _Running(request, []))
         prior = request.prior_outputs
         count = request.sampling_params.n
         sequences = [_Sequence(list(p.token_ids), p.finish_reason) for p in prior] or [
             _Sequence([]) for _ in range(count)
         ]
-        self._requests[request.request_id] = _Running(request, sequences)
+        running = _Running(request, sequences)
+        if "after_steps" in arguments:
+            self._apart[request.request_id] = self.num_steps + arguments["after_steps"], running
+        else:
+            self._requests[request.request_id] = running
 
     def abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._requests.pop(request_id, None)
+            self._apart.pop(request_id, None)
 
     def abort_sequence(self, request_id: str, index: int) -> None:
         running = self._requests.get(request_id)
@@ -98,7 +110,7 @@ class FakeCore:
                 del self._requests[request_id]
 
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._apart)
 
     def has_transfers(self) -> bool:
         return False
@@ -107,9 +119,14 @@ class FakeCore:
         return False
 
     def step(self) -> list[EngineOutput]:
+        for at, running in self._apart.values():
+            if self.num_steps >= at:
+                _commit((running.request.sampling_params.extra_args or {})["fault"], running)
         batch = list(self._requests.values())[: self.max_num_seqs]
         if self.on_plan is not None:
             self.on_plan(SimpleNamespace(num_tokens=len(batch), requests=batch))
+        if self.fatal_file is not None and os.path.exists(self.fatal_file):
+            os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(self.step_s)
         self.num_steps += 1
         outputs: list[EngineOutput] = []
@@ -224,7 +241,8 @@ def _accept(request: EngineRequest) -> None:
 class FakeBuilder:
     """Builds a FakeServedEngine in the engine process. error: raised instead. broken: a file whose existence makes it
     die (with a word to the standard error) instead. closed: a file that is made when the engine is closed. load_s: how
-    long loading takes, at a wake-up, too; frozen: it stops for ever."""
+    long loading takes, at a wake-up, too; frozen: it stops for ever. fatal_steps: a file whose existence makes every
+    step the last."""
 
     step_s: float = 0.0
     max_num_seqs: int = 1024
@@ -233,6 +251,7 @@ class FakeBuilder:
     closed: str | None = None
     load_s: float = 0.0
     frozen: bool = False
+    fatal_steps: str | None = None
 
     def __call__(self, progress: LoadProgress) -> FakeServedEngine:
         progress(0, 100)
@@ -245,4 +264,4 @@ class FakeBuilder:
             os.write(2, b"the device is on fire\n")
             os.kill(os.getpid(), signal.SIGSEGV)
         progress(100, 100)
-        return FakeServedEngine(FakeCore(self.step_s, self.max_num_seqs), self.closed, self.load_s)
+        return FakeServedEngine(FakeCore(self.step_s, self.max_num_seqs, self.fatal_steps), self.closed, self.load_s)

@@ -14,6 +14,11 @@ from llmkit.testing.fake_engine import FakeBuilder, fake_tokens
 PATIENT = {"max_restarts": 50}
 
 
+@pytest.fixture
+def no_delays(monkeypatch):
+    monkeypatch.setattr("llmkit.engine.process.restarts.FIRST_DELAY_S", 0.001)
+
+
 def test_streams_go_on_through_any_number_of_deaths(running, request_of):
     requests = [request_of(f"r{i}", 120, (1, i), seed=i, n=1 + i % 3) for i in range(16)]
 
@@ -92,6 +97,7 @@ def test_a_request_that_kills_alone_is_found_in_two_crashes(running, request_of)
     running(scenario)
 
 
+@pytest.mark.usefixtures("no_delays")
 @pytest.mark.parametrize("spread", [0, 15])
 @pytest.mark.parametrize(("num_bad", "num_others"), [(2, 0), (3, 0), (3, 8)])
 def test_independent_requests_that_kill_fail_alone_and_the_engine_goes_on(
@@ -113,6 +119,66 @@ def test_independent_requests_that_kill_fail_alone_and_the_engine_goes_on(
         run.check(after)
 
     running(scenario)
+
+
+@pytest.mark.usefixtures("no_delays")
+@pytest.mark.parametrize("at", [-1, 0, 2])
+def test_any_number_of_requests_that_kill_and_nobody_else(running, request_of, at):
+    async def scenario(run):
+        for i in range(6):
+            run.add(request_of(f"bad{i}", 40, extra_args={"fault": "kill", "at": at}))
+            await run.until_ended(f"bad{i}")
+            assert run.ends[f"bad{i}", 0] == "error"
+        assert run.client.health.num_restarts == 2 * 6
+        after = request_of("after")
+        run.add(after)
+        await run.until_ended("after")
+        run.check(after)
+
+    running(scenario, max_restarts=2)
+
+
+@pytest.mark.usefixtures("no_delays")
+def test_requests_that_kill_and_are_aborted_before_they_are_found(running, request_of):
+    async def scenario(run):
+        for i in range(6):
+            run.add(request_of(f"bad{i}", 40, extra_args={"fault": "kill"}))
+            while run.client.health.num_restarts == i:
+                await asyncio.sleep(0.001)
+            run.client.abort([f"bad{i}"])
+            await run.client.call("stats")
+        assert run.client.health.alive
+
+    running(scenario, max_restarts=2)
+
+
+@pytest.mark.usefixtures("no_delays")
+def test_a_request_that_kills_while_only_others_are_computed_is_found_and_the_others_go_on(running, request_of):
+    """As a grammar could that is read in a thread, or a transfer."""
+    others = [request_of(f"r{i}", 200, (i,)) for i in range(4)]
+
+    async def scenario(run):
+        run.add(*others[:2], request_of("bad", 40, extra_args={"fault": "kill", "after_steps": 20}), *others[2:])
+        await run.until_ended("bad", *(other.request_id for other in others))
+        assert run.ends["bad", 0] == "error"
+        run.check(*others)
+
+    running(scenario, max_restarts=2)
+
+
+@pytest.mark.usefixtures("no_delays")
+def test_an_engine_that_dies_of_whatever_it_is_asked_is_given_up(running, request_of, tmp_path):
+    """The requests are not to blame, which the engine's death of a harmless one shows."""
+    fatal = tmp_path / "fatal"
+
+    async def scenario(run):
+        fatal.touch()
+        run.add(request_of("a"), request_of("b"))
+        with pytest.raises(EngineDeadError, match=r"crashed 3 times in 60 s(?s:.*)SIGSEGV"):
+            await run.until_ended("a", "b")
+        assert len(run.ends) == 1
+
+    running(scenario, FakeBuilder(fatal_steps=str(fatal)), max_restarts=2)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ class TestRestarts:
 
     def test_none_at_all(self):
         assert crash(Restarts(0, 60), 0.0) is None
+        restarts = Restarts(0, 60)
+        restarts.crashed(0.0, ["a"])
+        assert restarts.next_delay() is None
 
     def test_what_a_guilty_request_has_explained_does_not_count(self):
         restarts = Restarts(2, 60)
@@ -40,20 +43,41 @@ class TestRestarts:
             restarts.crashed(now, ["guilty", "other"])
         restarts.crashed(3.0, ["another"])
         restarts.crashed(4.0, ["guilty"])
-        assert restarts.num_recent == 4
         restarts.explained("guilty", wholly=True)
-        assert restarts.num_recent == 1
         assert restarts.next_delay() == 0.0
 
-    def test_an_engine_that_every_request_kills_is_given_up(self):
+    def test_guilty_requests_one_after_the_other_make_it_wait_but_are_borne(self):
         restarts = Restarts(3, 60)
         delays = []
-        for number in range(4):
+        for number in range(6):
             for _ in range(2):
                 restarts.crashed(float(number), [f"r{number}"])
             restarts.explained(f"r{number}", wholly=False)
             delays.append(restarts.next_delay())
-        assert delays == [0.0, 0.5, 1.0, None]
+        assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+        assert restarts.num_unprovoked == 0
+
+    def test_only_crashes_without_a_request_count(self):
+        restarts = Restarts(1, 60)
+        for now in range(5):
+            restarts.crashed(float(now), ["a"])
+        assert restarts.next_delay() is not None
+        assert crash(restarts, 5.0) is not None
+        restarts.crashed(6.0, ["a"])
+        assert restarts.next_delay() is not None
+        assert crash(restarts, 7.0) is None
+        assert restarts.num_unprovoked == 2
+
+    def test_crashes_of_which_nobody_is_found_guilty_are_a_riddle(self):
+        restarts = Restarts(2, 60)
+        found = []
+        for now in range(7):
+            restarts.crashed(float(now), ["a"])
+            found.append(restarts.take_riddle())
+        assert found == [False, False, True, False, False, True, False]
+        restarts.explained("a", wholly=True)
+        restarts.crashed(8.0, ["b"])
+        assert not restarts.take_riddle()
 
 
 class TestWatch:
@@ -124,6 +148,22 @@ class TestPlanRecord:
         assert sorted(read_record(fd)) == ["a", "b", "c"]  # the step before may still be running
         recorder.note([b, c])
         assert sorted(read_record(fd)) == ["b", "c"]
+        recorder.clear()
+        assert read_record(fd) == []
+
+    def test_what_is_being_taken_in(self, fd):
+        rows = [Row("a")]
+        recorder = PlanRecorder(fd)
+        recorder.note(rows)
+        recorder.take_in([])
+        assert read_record(fd) == ["a"]
+        recorder.take_in(["b", "c"])
+        assert sorted(read_record(fd)) == ["a", "b", "c"]
+        recorder.note(rows)  # b and c wait: whoever was taken in is not computed yet
+        assert read_record(fd) == ["a"]
+        recorder.clear()
+        recorder.take_in(["d"])
+        assert read_record(fd) == ["d"]
         recorder.clear()
         assert read_record(fd) == []
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from llmkit import LLM, AsyncLLM, PluginInfo, Registry, SamplingParams, hookimpl
+from llmkit.engine.process.probe import Probe
 from llmkit.errors import ConfigError, EngineError, InvalidRequestError, PluginError
 from llmkit.requests.sampling_params import OutputKind
 
@@ -94,6 +95,16 @@ def test_it_answers_as_inline(inline, llm):
     assert llm.reset_prefix_cache()
     with pytest.raises(EngineError, match="another process"):
         llm.engine  # noqa: B018
+
+
+def test_a_probe_is_an_ordinary_request(inline):
+    probe, core = Probe(), inline.engine.core
+    core.add(probe.sent())
+    outputs = []
+    while not probe.answered(outputs):
+        outputs = core.step()
+    assert [output.finish_reason for output in outputs] == ["length"]
+    assert not core.has_work()
 
 
 def test_it_goes_on_after_its_death(inline, llm):

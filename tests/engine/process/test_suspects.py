@@ -128,5 +128,25 @@ def test_an_engine_that_goes_on_for_others_is_not_broken(journal, told):
     assert suspects.others_went_on(journal.get("b"))
 
 
+def test_all_that_the_process_had_can_be_tried(journal, told):
+    """Whoever kills is part of no step: others, who are, come further between the crashes."""
+    suspects = Suspects(journal)
+    journal.get("d").sent = None
+    crash(journal, suspects, "ab")
+    journal.get("c").sent, journal.get("d").sent = 1, None
+    suspects.suspect_all_sent()
+    for entry in journal:
+        entry.sent = None
+    tried = []
+    while suspects.any_on_trial and (admitted := suspects.admitted()):
+        (entry,) = admitted
+        tried.append(entry.request_id)
+        told(entry.request_id, CLEARED_TOKENS + 1)
+        if len(tried) == 3:
+            break
+    assert tried == ["a", "b", "c"]
+    assert [entry.request_id for entry in suspects.admitted()] == ["d"]
+
+
 def test_requests_that_are_gone_are_no_suspects(journal):
     assert Suspects(journal).crashed(["gone"]) is None

@@ -13,7 +13,7 @@ def cause_of(words: str, log_tail: str, *, starting: bool) -> EngineError:
 
 
 def given_up(cause: Exception, num_crashes: int, window_s: float) -> EngineDeadError:
-    """The engine is not started again after so many crashes, the last of them by `cause`."""
+    """The engine is not started again after so many crashes that no request can have caused, the last by `cause`."""
     times = f"{num_crashes} times in {window_s:g} s" if num_crashes > 1 else "once"
     return EngineDeadError(f"The engine process has crashed {times} and is not started again. The last time: {cause}")
 

@@ -113,6 +113,7 @@ class EngineLoop:
                 break
         self._seen += len(batch)
         if batch:
+            self._record.take_in([message.request.request_id for message in batch if isinstance(message, Add)])
             with self._pulse.doing("taking in requests"):
                 self._apply(batch)
 

@@ -1,5 +1,5 @@
-"""Which requests the engine process is computing, written where it outlives the process: when one is killed in the
-middle of a step, its parent reads here who was part of it."""
+"""Which requests the engine process is computing or taking in, written where it outlives the process: when one is
+killed in the middle of a step, its parent reads here who was part of it."""
 
 from __future__ import annotations
 
@@ -36,18 +36,25 @@ class PlanRecorder:
         self._number = 0
         self._last: Sequence[Request] = ()
         self._before: Sequence[Request] = ()
+        self._taken_in = False
 
     def note(self, requests: Sequence[Request]) -> None:
         """A step with `requests` is about to run; the one before it may still be running."""
-        if requests == self._last == self._before:
+        if requests == self._last == self._before and not self._taken_in:
             return
-        self._before, self._last = self._last, list(requests)
+        self._before, self._last, self._taken_in = self._last, list(requests), False
         self._write({request.request_id for request in (*self._before, *self._last)})
+
+    def take_in(self, request_ids: Sequence[str]) -> None:
+        """These requests are about to be taken in; steps may still be running."""
+        if request_ids:
+            self._taken_in = True
+            self._write({*request_ids, *(request.request_id for request in (*self._before, *self._last))})
 
     def clear(self) -> None:
         """No step is running."""
-        if self._last or self._before:
-            self._last = self._before = ()
+        if self._last or self._before or self._taken_in:
+            self._last, self._before, self._taken_in = (), (), False
             self._write(())
 
     def _write(self, request_ids: Iterable[str]) -> None:

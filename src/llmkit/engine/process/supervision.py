@@ -33,6 +33,7 @@ from llmkit.engine.process.messages import (
     Result,
     Stop,
 )
+from llmkit.engine.process.probe import Probe
 from llmkit.engine.process.restarts import Restarts
 from llmkit.engine.process.suspects import Suspects
 from llmkit.engine.process.wake import Wake
@@ -72,6 +73,7 @@ class Supervision:
         self._died = died
         self.journal = Journal()
         self._suspects = Suspects(self.journal)
+        self._probe = Probe()
         self.restarts = Restarts(settings.max_restarts, settings.restart_window_s)
         self._calls = Calls()
         self._commands = commands
@@ -181,11 +183,17 @@ class Supervision:
             logger.warning("the engine process runs again; %d requests go on", len(self.journal))
             self._calls.process_started()
         self._send_calls()
+        if self._probe.due:
+            process = self.process
+            assert process is not None
+            process.send(Add(self._probe.sent()))
         self._admit()
 
     def _take_outputs(self, message: Outputs) -> None:
         if message.summary is not None:
             self.summary = message.summary
+        if self._probe.running and self._probe.answered(message.outputs):
+            self._admit()
         passed = self.journal.note(message.outputs, message.seen)
         if passed:
             self._deliver(passed)
@@ -194,7 +202,7 @@ class Supervision:
 
     def _admit(self) -> None:
         """Send what may be computed now and has not been sent."""
-        if self.state == "running":
+        if self.state == "running" and not self._probe.running:
             for entry in self._suspects.admitted():
                 self._send(entry)
 
@@ -217,7 +225,7 @@ class Supervision:
         if entry is None:
             message = f"A request with id {request.request_id[:80]!r} is already being served."
             self._deliver(refusal_outputs(request, message, "request_id"))
-        elif self._suspects.any_on_trial:
+        elif self._suspects.any_on_trial or self._probe.running:
             self._admit()
         elif self.state == "running":
             self._send(entry)
@@ -270,7 +278,7 @@ class Supervision:
             while process.socket.poll(LAST_WORDS_MS):
                 self._listen(process)
             self._crashed(process.end_words(), process.running_requests())
-        elif self.state == "starting" or len(self.journal) or self._calls.any_sent:
+        elif self.state == "starting" or len(self.journal) or self._calls.any_sent or self._probe.running:
             problem = self.watch.problem(now)
             if problem is not None:
                 process.kill()
@@ -289,9 +297,11 @@ class Supervision:
             self._die(cause)
             return
         self._calls.process_died(cause)
-        running = list(running)
-        self.restarts.crashed(monotonic(), running)
-        failures = self._condemn(words, self._suspects.crashed(running))
+        suspects = self._suspects_among(running)
+        self.restarts.crashed(monotonic(), suspects)
+        failures = self._condemn(words, self._suspects.crashed(suspects))
+        if self.restarts.take_riddle():
+            self._suspects.suspect_all_sent()
         for entry in self.journal:
             entry.resumed = entry.resumed or entry.sent is not None
             entry.sent = None
@@ -303,7 +313,15 @@ class Supervision:
         if failures:
             self._deliver(failures)
         if delay is None:
-            self._die(given_up(cause, self.restarts.num_recent, self._settings.restart_window_s))
+            self._die(given_up(cause, self.restarts.num_unprovoked, self._settings.restart_window_s))
+
+    def _suspects_among(self, running: Iterable[str]) -> list[str]:
+        """The requests that can have caused a crash: those of the steps under way, or, if there were none, all that
+        the process had."""
+        if self._probe.running:
+            self._probe.crashed()
+            return []
+        return list(running) or [entry.request_id for entry in self.journal if entry.sent is not None]
 
     def _condemn(self, words: str, guilty: Entry | None) -> list[EngineOutput]:
         """The end of the request that is found guilty of the crash, if one is."""
@@ -311,7 +329,9 @@ class Supervision:
             return []
         message = blame(words)
         logger.error("request %s: %s", guilty.request_id, message)
-        self.restarts.explained(guilty.request_id, wholly=self._suspects.others_went_on(guilty))
+        others_went_on = self._suspects.others_went_on(guilty)
+        self._probe.due = self._probe.due or not others_went_on
+        self.restarts.explained(guilty.request_id, wholly=others_went_on)
         self.journal.remove(guilty.request_id)
         return guilty.failure(message)
 

@@ -6,6 +6,9 @@ second crash without that fails if it was computed alone. In company it need not
 after a slow restart it may not have had the time to come further. It is tried, and so are others like it, one after
 the other, before anybody else is computed, so that a trial takes moments. Somebody is on trial at any time then, and
 another kill from outside meets an innocent one: only who is met in its second trial, too, is found guilty.
+
+Whoever kills without being part of a step, while others come further, is not seen so. Where crashes go on without an
+explanation, everybody that the process had is tried.
 """
 
 from __future__ import annotations
@@ -49,6 +52,14 @@ class Suspects:
         if any(entry.sent is not None for entry in on_trial):
             return []
         return [max(on_trial, key=lambda entry: entry.strikes)]
+
+    def suspect_all_sent(self) -> None:
+        """Try everybody that the process had, whether part of its steps or not."""
+        for entry in self._journal:
+            if entry.sent is not None:
+                if not entry.strikes or _is_cleared(entry):
+                    entry.others_at_strike = self._told_others(entry)
+                entry.strikes, entry.tokens_at_strike = max(2, entry.strikes), entry.num_tokens
 
     def others_went_on(self, guilty: Entry) -> bool:
         """Whether the engine has computed anything for others since the first of the crashes that `guilty` was part of:
