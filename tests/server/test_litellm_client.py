@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
@@ -30,12 +31,16 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def litellm():
-    """Without the list of prices that it would fetch from the network."""
+    """Without the list of prices that it would fetch from the network. It keeps its clients open,
+    with their connections, as long as nobody closes them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         import litellm as module
 
         yield module
+    for client in module.in_memory_llm_clients_cache.cache_dict.values():
+        if not inspect.iscoroutinefunction(client.close):  # those that have no event loop to be closed in
+            client.close()
 
 
 @pytest.fixture
