@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from llmkit import ConfigError, EngineConfig, Environment, ModelError
 from llmkit.config import load_config
 from llmkit.engine.device import has_fast_bfloat16, resolve_device, usable_processors
 from llmkit.engine.resolve import batch_defaults, longest_sequence, resolve_config, resolve_dtype, stated_dtype
+from llmkit.registry import detect_environment
+from llmkit_cli.commands.collect_env import torch_facts
 
 PLAIN_CPU = Environment()
 FAST_CPU = Environment(cpu_flags=frozenset({"avx512_bf16"}))
@@ -129,3 +133,28 @@ def test_devices():
         with pytest.raises(ConfigError, match="device"):
             resolve_device(wrong)
     assert not has_fast_bfloat16(PLAIN_CPU)
+
+
+OLD_DRIVER = "CUDA initialization: The NVIDIA driver on your system is too old (found version 9000)."
+
+
+@pytest.fixture
+def old_driver(monkeypatch):
+    """torch as it is with a driver that is too old for it."""
+
+    def is_available():
+        warnings.warn(f"{OLD_DRIVER} (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:119.)", stacklevel=2)
+        return False
+
+    monkeypatch.setattr("torch.cuda.is_available", is_available)
+
+
+@pytest.mark.usefixtures("old_driver")
+def test_why_torch_finds_no_gpu_is_told_once_and_in_one_place(caplog):
+    assert resolve_device("auto") == "cpu"
+    (record,) = caplog.records
+    assert record.getMessage() == f"no CUDA device can be used, so the engine runs on the CPU: {OLD_DRIVER}"
+    with pytest.raises(ConfigError, match=r"no CUDA device can be used here: CUDA initialization: .* too old"):
+        resolve_device("cuda")
+    assert detect_environment("cuda").compute_capability is None
+    assert torch_facts()["no cuda device"] == OLD_DRIVER

@@ -77,16 +77,20 @@ def system_facts() -> dict[str, Any]:
 def torch_facts() -> dict[str, Any]:
     import torch
 
+    from llmkit.cuda_devices import cuda_devices
+
     facts: dict[str, Any] = {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda or "none",
     }
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            memory = properties.total_memory / 2**30
-            facts[f"cuda:{index}"] = f"{properties.name}, {memory:.1f} GiB, sm_{properties.major}{properties.minor}"
+    count, why_none = cuda_devices()
+    if why_none is not None:
+        facts["no cuda device"] = why_none
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        memory = properties.total_memory / 2**30
+        facts[f"cuda:{index}"] = f"{properties.name}, {memory:.1f} GiB, sm_{properties.major}{properties.minor}"
     return facts
 
 

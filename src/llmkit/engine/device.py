@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
 
+from llmkit.cuda_devices import cuda_devices
 from llmkit.errors import ConfigError
 from llmkit.hookspecs.plugin import Environment
+
+logger = logging.getLogger("llmkit.engine")
 
 # How /proc/cpuinfo names the instructions that multiply bfloat16 in hardware: x86 AVX-512 and AMX, ARM v8.6.
 _FAST_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -16,20 +20,23 @@ _FAST_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def resolve_device(device: str) -> str:
     """ "cpu", "cuda" or "cuda:N" for a configured device; "auto" is the first GPU, or the CPU.
 
-    Raises ConfigError for a device that does not exist here. Imports torch.
+    Why there is no GPU is logged for "auto", if torch says so. Raises ConfigError for a device that does not exist
+    here. Imports torch.
     """
-    import torch
-
     kind, _, index = device.partition(":")
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        count, why_none = cuda_devices()
+        if why_none is not None:
+            logger.warning("no CUDA device can be used, so the engine runs on the CPU: %s", why_none)
+        return "cuda" if count else "cpu"
     if device == "cpu":
         return device
     if kind != "cuda" or (":" in device and not index.isdecimal()):
         raise ConfigError(f'execution.device must be "auto", "cpu", "cuda" or "cuda:N", got {device!r}.')
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count, why_none = cuda_devices()
     if count == 0:
-        raise ConfigError(f"execution.device is {device!r}, but no CUDA device can be used here.")
+        why = f": {why_none}" if why_none else "."
+        raise ConfigError(f"execution.device is {device!r}, but no CUDA device can be used here{why}")
     if index and int(index) >= count:
         raise ConfigError(f"execution.device is {device!r}, but the CUDA devices here are cuda:0 to cuda:{count - 1}.")
     return device

@@ -44,7 +44,8 @@ class TorchProfile:
         else:
             os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # it reports that it found no driver, which nobody needs
         self._folder = folder
-        self._profile = profile(activities=activities)
+        # There is one cycle, so nothing is to be accumulated: without this some versions warn that nothing is.
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
         record_parts(record_function)
 

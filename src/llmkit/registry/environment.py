@@ -6,6 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
+from llmkit.cuda_devices import cuda_devices
 from llmkit.hookspecs.plugin import Environment
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -27,10 +28,10 @@ def detect_environment(device_type: str = "cpu") -> Environment:
 
 
 def _compute_capability(index: int) -> tuple[int, int] | None:
+    if index >= cuda_devices()[0]:
+        return None
     import torch
 
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        return None
     major, minor = torch.cuda.get_device_capability(index)
     return major, minor
 
