@@ -1,8 +1,9 @@
 """Weight-only int4 for CPUs: groups of 32 along k, weight = scale * code + minimum.
 
-A group of a row is 32 codes of 4 bits, a float16 scale and a float16 minimum: 5 bits a weight. That is the precision of
-GGUF's Q4_1, and quantizing a dequantized Q4_1 weight gives its codes, scales and minima back. The error of int4 itself
-is, for normal random weights, about 8e-2.
+A group of a row is 32 codes of 4 bits, a float16 scale and a float16 minimum: 5 bits a weight, the precision of GGUF's
+Q4_1. A group whose values are already on a grid of at most 16 steps, as those of a dequantized Q4_0 or Q4_1 weight are,
+keeps that grid: its values come back up to the rounding of scale and minimum to float16. The error of int4 itself is,
+for normal random weights, about 8e-2.
 
 A block of `cpu_coded` is, for each quarter of a group, a word of 4 bytes of each of the panel's rows, which has codes
 0, 2, 4, 6 of the quarter in its low 16 bits and 1, 3, 5, 7 in its high ones; then the scales, then the minima.
@@ -23,8 +24,29 @@ from llmkit_quantization.cpu_coded import GROUP
 ROWS = cpu_coded.ROWS
 BLOCK = cpu_coded.BLOCK_BYTES[4]
 EVEN = 0x00FF00FF00FF00FF  # bytes
-LANES = 8  # set by load(), a constant of the compiled code
+ON_GRID = 1e-3  # steps by which a value on a grid may miss it: float32's rounding makes some 1e-6 of that
+LANES = 8  # set by load(), as everything below; constants of the compiled code
+num_steps: Any = None
 _kernels: dict[str, Any] = {}
+
+
+def _num_steps(source: int, least: float, most: float) -> int:
+    """Of the grids of 15, 14, ... steps from the least to the greatest value of a group, the first that has all its
+    values on it; 15 if none has."""
+    if not most > least:
+        return 15
+    for steps in range(15, 0, -1):
+        inverse, minimum = ops.vsplat(steps / (most - least)), ops.vsplat(least)
+        i = 0
+        while i < GROUP:
+            place = ops.vmul(ops.vsub(ops.vload(source + 4 * i), minimum), inverse)
+            off = ops.vsub(place, ops.vround(place))
+            if not max(ops.vtop(off), -ops.vbottom(off)) < ON_GRID:
+                break
+            i += LANES
+        if i >= GROUP:
+            return steps
+    return 15
 
 
 def _quantize_kernel(args: Any) -> None:
@@ -46,7 +68,7 @@ def _quantize_kernel(args: Any) -> None:
                     low, high = ops.vmin(low, value), ops.vmax(high, value)
                 least, place = ops.vbottom(low), block + 16 * ROWS + 2 * lane
                 # Codes are found with the rounded scale and minimum, those that decoding will use.
-                ops.hstore(place, (ops.vtop(high) - least) / 15)
+                ops.hstore(place, (ops.vtop(high) - least) / num_steps(source, least, ops.vtop(high)))
                 ops.hstore(place + 2 * ROWS, least)
                 scale, minimum = ops.hload(place), ops.vsplat(ops.hload(place + 2 * ROWS))
                 inverse = ops.vsplat(1 / scale if scale > 0 else 0.0)
@@ -63,10 +85,11 @@ def _quantize_kernel(args: Any) -> None:
 
 def load() -> dict[str, Any]:
     """Compile or load the kernel of this module, and those that multiply."""
-    global LANES
+    global LANES, num_steps
     if not _kernels:
         cpu_packed.load()
         LANES = ops.LANES
+        num_steps = runtime.inner(_num_steps)
         _kernels["quantize"] = runtime.compile_kernel(_quantize_kernel, (cpu_coded,))
     return _kernels
 

@@ -30,7 +30,6 @@ info = PluginInfo(
     summary="weights as 4-bit integers in groups of 32 (embedding and head: 8-bit), for the CPU",
     requires=("numba>=0.61",),
     options=Int4Options,
-    auto=False,  # it changes the answers: only who asks for it gets it
 )
 
 

@@ -27,7 +27,6 @@ info = PluginInfo(
     summary="weights as 8-bit integers in groups of 32, for the CPU",
     requires=("numba>=0.61",),
     options=Int8Options,
-    auto=False,  # it changes the answers: only who asks for it gets it
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from llmkit.errors import ModelError
+from llmkit.hookspecs.attention import Support
 from llmkit.hookspecs.kernels import KernelTable
 from llmkit.hookspecs.quantization import QuantizationMethod
 from llmkit.mapped_memory import MappedMemory
@@ -17,16 +18,18 @@ from llmkit_quantization.cpu_packed import Packed
 
 @dataclass(frozen=True)
 class Format:
-    """A way to hold a weight. limit: of the size of its values."""
+    """A way to hold a weight. limit: of the size of its values. holds: types of GGUF whose numbers it holds, up to the
+    rounding of scales and minima to float16."""
 
     name: str
     bits: int
     quantize: Callable[[torch.Tensor, MappedMemory], Packed]
     limit: float
+    holds: frozenset[str]
 
 
-INT8 = Format("int8", 8, cpu_int8.quantize, limit=8e6)
-INT4 = Format("int4", 4, cpu_int4.quantize, limit=65504.0)
+INT8 = Format("int8", 8, cpu_int8.quantize, limit=8e6, holds=frozenset({"Q8_0"}))
+INT4 = Format("int4", 4, cpu_int4.quantize, limit=65504.0, holds=frozenset({"Q4_0", "Q4_1"}))
 
 
 class WeightOnly(QuantizationMethod):
@@ -35,6 +38,21 @@ class WeightOnly(QuantizationMethod):
     def __init__(self, formats: Mapping[str, Format | None]) -> None:
         self.formats = dict(formats)
         self._memory = MappedMemory()
+
+    def support(self, stored: Mapping[str, frozenset[str]]) -> Support:
+        """Better than full precision where it is as precise: a step reads a fraction of the memory."""
+        changed = {
+            type_name: role
+            for role, chosen in self.formats.items()
+            for type_name in sorted(stored.get(role, ()))
+            if chosen is not None and type_name not in chosen.holds
+        }
+        if "linear" not in stored:
+            return Support(reasons=("it would change the weights: it is used only when named",))
+        if changed:
+            what = ", ".join(f"{role} weights stored as {name}" for name, role in changed.items())
+            return Support(reasons=(f"it would change {what}: it is used only when named",))
+        return Support(score=1)
 
     def pack(self, weight: torch.Tensor, role: str) -> Packed | None:
         """Raises ModelError for values that the format cannot hold, NaN and infinity included."""

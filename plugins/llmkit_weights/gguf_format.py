@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from llmkit_weights.gguf_file import GgufFile
 
 info = PluginInfo(summary="GGUF file: weights are dequantised, configuration and tokenizer come from its metadata")
+
+
+_ROLES = {"token_embd.weight": "embedding", "output.weight": "lm_head"}
 
 
 class GgufFormat(WeightsFormat):
@@ -59,6 +63,15 @@ class GgufFormat(WeightsFormat):
 
         with _damage_explained(path):
             yield from read_tensors(self._file(path), config)
+
+    def stored_types(self, path: Path) -> Mapping[str, frozenset[str]]:
+        from llmkit_weights.gguf_names import is_derived
+
+        types: dict[str, set[str]] = defaultdict(set)
+        for tensor in self._file(path).tensors.values():
+            if len(tensor.shape) > 1 and not is_derived(tensor.name):
+                types[_ROLES.get(tensor.name, "linear")].add(tensor.type_name)
+        return {role: frozenset(names) for role, names in types.items()}
 
     def size_bytes(self, path: Path) -> int | None:
         from llmkit_weights.gguf_names import is_derived

@@ -127,6 +127,15 @@ def test_every_attention_backend(make_llm, golden_prompts, golden_params, check_
         llm.close()
 
 
+def test_weights_of_4_bits_as_the_file_has_them(make_llm, golden_prompts, golden_params, check_golden):
+    """What `auto` means for this file: the same numbers, so the same answers; together, and with a budget of 16."""
+    llm = make_llm(dtype="auto")
+    assert "int4" in [s.name for s in llm.engine.prepared.registry.selections if s.kind == "quantization"]
+    check_golden(llm.generate(golden_prompts, golden_params))
+    part = part_of(4)
+    check_golden(make_llm(dtype="auto", max_num_batched_tokens=16).generate(golden_prompts[part], golden_params), part)
+
+
 def test_transformers_own_code_with_paged_attention(make_llm, smollm2_folder, golden, golden_params):
     """The same model through the plugin that hosts models of transformers: a few prompts, together and in chunks."""
     llm = make_llm(smollm2_folder, implementation="transformers", max_num_batched_tokens=32)

@@ -89,6 +89,12 @@ def test_only_an_engine_that_serves_lets_no_grammar_wait_for_ever(online, given,
     assert done.structured.compile_wait_s == wait_s
 
 
+def test_who_names_a_type_has_its_arithmetic():
+    assert resolved().model.quantization == "auto"
+    assert resolved(dtype="float32").model.quantization == "none"
+    assert resolved(dtype="float32", quantization="int8").model.quantization == "int8"
+
+
 def test_everything_is_filled_in():
     done = resolved()
     assert (done.model.dtype, done.kv_cache.dtype, done.model.max_model_len) == ("float32", "float32", 8192)

@@ -169,6 +169,19 @@ def test_int4_keeps_a_q4_1_weight() -> None:
     assert float((cpu_packed.dequantize(cpu_int4.quantize(weight, MappedMemory())) - weight).abs().max()) < 1e-7
 
 
+@pytest.mark.parametrize("num_steps", range(1, 16))
+def test_int4_keeps_any_grid_of_up_to_16_values(num_steps: int) -> None:
+    """Of a Q4_0 group, and of a Q4_1 group that was made to suit its most important weights, not all codes occur."""
+    torch.manual_seed(num_steps)
+    scales = (torch.rand(50, 6, 1) * 0.05 + 0.001).half().float()
+    first = torch.randint(-8, 8 - num_steps + 1, (50, 6, 1))
+    codes = first + torch.randint(0, num_steps + 1, (50, 6, 32))
+    codes[..., 3], codes[..., 30] = first[..., 0], first[..., 0] + num_steps
+    weight = scales * codes
+    decoded = cpu_packed.dequantize(cpu_int4.quantize(weight.flatten(1), MappedMemory())).view_as(weight)
+    assert float(((decoded - weight) / scales).abs().max()) < (8 + num_steps) * 2**-11  # minimum and scale in float16
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 33, 200])
 @pytest.mark.parametrize("dim", [64, 576, 80, 50])
 def test_norms_and_activation(tokens: int, dim: int) -> None:

@@ -17,6 +17,7 @@ from llmkit.layers.context import ModelContext
 from llmkit.layers.decoder import DecoderForCausalLM
 from llmkit.layers.module import Module
 from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization.none import NoQuantization
 
 KERNELS = TorchKernels()
 ERROR = {"int8": 0.01, "int4": 0.12}  # of a product with normal random weights, in standard deviations of the result
@@ -90,6 +91,27 @@ def test_bytes_are_known_before_packing(name: str, role: str, n: int, k: int) ->
     method = build(name)
     packed: Any = method.pack(torch.randn(n, k), role)
     assert method.nbytes(n, k, role, torch.float32) == packed.nbytes
+
+
+Q4 = {"linear": frozenset({"Q4_0", "Q4_1"}), "embedding": frozenset({"Q8_0"})}
+Q8 = {"linear": frozenset({"Q8_0"}), "embedding": frozenset({"Q8_0"}), "lm_head": frozenset({"Q8_0"})}
+
+
+@pytest.mark.parametrize(("name", "stored"), [("int4", Q4), ("int8", Q8)])
+def test_auto_takes_a_method_that_changes_nothing(name: str, stored: dict[str, frozenset[str]]) -> None:
+    assert build(name).support(stored).score > NoQuantization().support(stored).score
+    assert build(name).support(stored).reasons == ()
+    finer = stored | {"embedding": frozenset({"Q6_K"})}
+    assert "embedding weights stored as Q6_K" in build(name).support(finer).reasons[0]
+    assert build(name, lm_head="none").support(finer).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [("int4", {}), ("int8", {}), ("int4", Q8), ("int8", Q4), ("int4", {"linear": frozenset({"F16"})})],
+)
+def test_auto_leaves_out_a_method_that_changes_weights(name: str, stored: dict[str, frozenset[str]]) -> None:
+    assert "only when named" in build(name).support(stored).reasons[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e7])

@@ -53,6 +53,12 @@ def test_types_and_row_order(write_gguf: WriteGguf, tensors: Tensors, kind: str)
     assert GgufFormat().size_bytes(path) == sum(t.numel() * t.element_size() for t in found.values())
 
 
+def test_stored_types(write_gguf: WriteGguf, make_tensors: Callable[..., Tensors]) -> None:
+    path = write_gguf(make_tensors(head=True), quantise="Q4_0")
+    stored = {role: frozenset({"Q4_0"}) for role in ("linear", "lm_head", "embedding")}
+    assert GgufFormat().stored_types(path) == stored
+
+
 @pytest.mark.parametrize("kind", K_QUANTS)
 def test_k_quants(write_gguf: WriteGguf, tensors: Tensors, kind: str) -> None:
     """The gguf package cannot write these, so blocks are made up; the sizes leave a last chunk that is not whole."""

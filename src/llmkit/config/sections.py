@@ -45,7 +45,9 @@ class ModelConfig(Section):
         "fast bfloat16.",
     )
     quantization: PluginChoice = Field(
-        default="auto", description="Quantization plugin for the weights of linear layers."
+        default="auto",
+        description="Quantization plugin for the weights of linear layers. auto: on the CPU the one that holds a "
+        "file's 4- or 8-bit weights as they are, unless dtype names a type; else none.",
     )
     max_model_len: int | None = Field(
         default=None,

@@ -99,6 +99,8 @@ def resolve_config(
     """
     model, scheduler, cache = config.model, config.scheduler, config.kv_cache
     dtype = model.dtype if model.dtype != "auto" else resolve_dtype(stated_dtype(model_config), environment)
+    # Who names a type wants its arithmetic.
+    quantization = "none" if model.quantization == "auto" and model.dtype != "auto" else model.quantization
     length = _resolve_length(model.max_model_len, model_config)
     defaults = batch_defaults(environment, gpu_bytes, online=online)
     sequences = scheduler.max_num_seqs or defaults.max_num_seqs
@@ -114,7 +116,7 @@ def resolve_config(
                 preload_grammars=online if preload is None else preload,
                 compile_wait_s=ONLINE_COMPILE_WAIT_S if online and wait_s is None else wait_s,
             ),
-            "model": _with(model, dtype=dtype, max_model_len=length),
+            "model": _with(model, dtype=dtype, quantization=quantization, max_model_len=length),
             "scheduler": _with(scheduler, max_num_seqs=sequences, max_num_batched_tokens=budget),
             "kv_cache": _with(cache, dtype=dtype if cache.dtype == "auto" else cache.dtype),
             "execution": _with(

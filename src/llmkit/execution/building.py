@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmkit.execution.setup import WorkerSetup
     from llmkit.hookspecs.attention import AttentionBackend
     from llmkit.hookspecs.kernels import KernelTable
+    from llmkit.hookspecs.plugin import Environment
     from llmkit.hookspecs.quantization import QuantizationMethod
     from llmkit.layers.causal_lm import CausalLM
 
@@ -55,7 +56,7 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     config, registry = setup.config, setup.registry
     environment = detect_environment(config.execution.device)
     kernels = cast("KernelTable", registry.create("kernels", config.execution.kernels, environment))
-    quantization = cast("QuantizationMethod", registry.create("quantization", config.model.quantization, environment))
+    quantization = _quantization(setup, environment)
     context = ModelContext(
         config=DecoderConfig.from_hf(setup.source.config),
         dtype=DTYPES[config.model.dtype],
@@ -78,6 +79,21 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     groups = kv_groups(context.attention_layers, kv_dtype)
     quantized_by = next((s.name for s in reversed(registry.selections) if s.kind == "quantization"), "none")
     return BuiltModel(model.eval(), context.config, backend, kernels, groups, block_size, page_size, quantized_by)
+
+
+def _quantization(setup: WorkerSetup, environment: Environment) -> QuantizationMethod:
+    """The method that is named; with "auto", the best of those that leave the numbers of the model's files as they
+    are."""
+    choice, source = setup.config.model.quantization, setup.source
+    if choice != "auto":
+        reason = "named in the configuration" + (", or a type was (model.dtype)" if choice == "none" else "")
+        return cast("QuantizationMethod", setup.registry.create("quantization", choice, environment, reason=reason))
+    stored = source.stored_types()
+
+    def judge(method: QuantizationMethod) -> Support:
+        return method.support(stored)
+
+    return cast("QuantizationMethod", setup.registry.create("quantization", choice, environment, judge=judge))
 
 
 def attention_queries(

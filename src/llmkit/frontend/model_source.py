@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,10 @@ class ModelSource:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's tensors, as its format gives them."""
         return self.format.tensors(self.path, self.config if self.file_config is None else self.file_config)
+
+    def stored_types(self) -> Mapping[str, frozenset[str]]:
+        """In which types the files hold the matrices of each role, as far as their format knows."""
+        return self.format.stored_types(self.path)
 
 
 def resolve_model(config: EngineConfig, registry: Registry, environment: Environment | None = None) -> ModelSource:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmkit.hookspecs.attention import Support
 from llmkit.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
@@ -20,6 +22,12 @@ class QuantizationMethod(ABC):
     The packed form is opaque to the layer that carries it. A layer whose sizes the method cannot take is left in
     full precision by returning None from `pack`.
     """
+
+    def support(self, stored: Mapping[str, frozenset[str]]) -> Support:
+        """Asked for "auto" only: how well the method suits a model whose matrices are `stored` so
+        (`WeightsFormat.stored_types`). A method that would change the model's numbers gives its reasons, and is then
+        used only when named."""
+        return Support()
 
     @abstractmethod
     def pack(self, weight: torch.Tensor, role: str) -> Any | None:

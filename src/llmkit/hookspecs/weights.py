@@ -56,6 +56,12 @@ class WeightsFormat(ABC):
         Raises ModelError if a file is missing, cut short or does not belong.
         """
 
+    def stored_types(self, path: Path) -> Mapping[str, frozenset[str]]:
+        """Role of a weight ("linear", "lm_head" or "embedding") → the types in which the files hold the matrices of
+        that role, named as GGUF names them ("Q4_1", "F16"). Empty if that is not known: then no quantization method
+        can tell that it would hold the same numbers."""
+        return {}
+
     def size_bytes(self, path: Path) -> int | None:
         """Bytes of tensor data, for the progress bar; None if unknown."""
         return None
