@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,9 @@ from llmkit.registry.breaker import Breaker
 from llmkit.registry.timings import CallTiming
 from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import PriorOutput
+from llmkit.requests.request import sequence_seed
 from llmkit.scheduling.plan import StepPlan
+from llmkit.testing import hostile_grammars
 from llmkit.testing.fake_executor import VOCABULARY, next_hash, sample
 from llmkit.testing.hostile_grammars import HostileCompiler
 from llmkit.testing.scheduling import SchedulingHarness
@@ -371,10 +374,10 @@ class TestFaults:
     def test_a_mask_that_takes_too_long_ends_its_request(self) -> None:
         service = ManualService()
         run = harness(service)
-        run.scheduler.grammars._mask_timeout_s = 0.01
-        run.add("a", [1], 8, **constrained("!slow"))
+        run.scheduler.grammars.masks.limit_s = 0.01
+        run.add("a", [1], 8, **constrained("!busy"))
         run.run()
-        assert "The grammar is too complex" in str(run.answers["a", 0].error)
+        assert "The grammar is too complex: the tokens allowed at one place" in str(run.answers["a", 0].error)
         assert service.backends.breaker.num_faults == 0
 
     def test_calls_are_counted_and_timed(self) -> None:
@@ -390,6 +393,100 @@ class TestFaults:
         run = SchedulingHarness(FcfsPolicy())
         with pytest.raises(Exception, match="built without grammars"):
             run.add("a", [1], 8, **constrained("xy"))
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Event]:
+    """Set, it lets the grammars `!hang` go on; until then no mask of theirs comes."""
+    hostile_grammars.go_on.clear()
+    yield hostile_grammars.go_on
+    hostile_grammars.go_on.set()
+
+
+class TestLateMasks:
+    def steps_until(self, run: SchedulingHarness, done: Callable[[], bool]) -> None:
+        while not done():
+            run.step()
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_nobody_else_waits_for_one(self, depth: int, hanging: threading.Event) -> None:
+        run = harness(max_concurrent_steps=depth)
+        run.add("late", [1], 8, **constrained("!hang"))
+        run.add("plain", [1], 20)
+        run.add("good", [1], 8, **constrained("xy"))
+        self.steps_until(
+            run, lambda: bool(run.answers["plain", 0].finish_reason and run.answers["good", 0].finish_reason)
+        )
+        assert text_of(run, "late") == ""
+        hanging.set()
+        run.run()
+        assert text_of(run, "late") == "!hang"
+        assert text_of(run, "good") == "xy"
+        assert run.answers["late", 0].finish_reason == "stop"
+        run.check_answers()
+
+    @pytest.mark.usefixtures("hanging")
+    def test_one_that_does_not_come_ends_its_request_alone(self) -> None:
+        service = ManualService()
+        run = harness(service)
+        run.scheduler.grammars.masks.limit_s = 0.01
+        run.add("late", [1], 8, **constrained("!hang"))
+        run.add("good", [1], 8, **constrained("xy"))
+        run.run()
+        assert "were not found in 0.0 s, the limit is 0.01 s" in str(run.answers["late", 0].error)
+        assert text_of(run, "good") == "xy"
+        assert service.backends.breaker.num_faults == 0
+        run.add("next", [1], 8, **constrained("xyz"))
+        run.run()
+        assert text_of(run, "next") == "xyz"
+
+    def test_a_request_that_is_aborted_meanwhile_is_gone(self, hanging: threading.Event) -> None:
+        run = harness()
+        run.add("late", [1], 8, **constrained("!hang"))
+        self.steps_until(run, lambda: run.scheduler.grammars.masks.num_late == 1)
+        run.core.abort(["late"])
+        run.check_drained()
+        hanging.set()
+        run.add("next", [1], 8, **constrained("xyz"))
+        run.run()
+        assert text_of(run, "next") == "xyz"
+        assert text_of(run, "late") == ""
+
+    def test_a_request_that_is_preempted_meanwhile_keeps_its_token(self, hanging: threading.Event) -> None:
+        run = harness()
+        choices = ("!hang", "!hangar", "oak")
+        run.add("late", [1, 2, 3], 12, **constrained(*choices))
+        self.steps_until(run, lambda: run.scheduler.grammars.masks.num_late == 1)
+        run.scheduler.vacate()
+        run.add("plain", [1], 6)
+        for _ in range(3):
+            run.core.step()
+            run.scheduler.check_integrity()
+        hanging.set()
+        run.run()
+        assert run.answers["late", 0].token_ids == alone([1, 2, 3], sequence_seed(0, 0), choices)
+        run.check_answers()
+
+    def test_masks_that_are_slow_again_and_again_end_their_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hostile_grammars, "BUSY_S", 0.02)
+        monkeypatch.setattr("llmkit.scheduling.sequence_grammar.ALLOWANCE", 2)
+        run = harness()
+        run.scheduler.grammars.masks.limit_s = 0.03
+        run.add("a", [1], 8, **constrained("!busy"))
+        run.add("good", [1], 8, **constrained("xy"))
+        run.run()
+        assert "finding the tokens allowed took 0.1 s in all, more than 2 times" in str(run.answers["a", 0].error)
+        assert len(run.answers["a", 0].token_ids) >= 3
+        assert text_of(run, "good") == "xy"
+
+    def test_no_step_waits_for_a_grammar_that_was_slow_the_last_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("llmkit.scheduling.sequence_grammar.SLOW_S", -1.0)
+        run = harness()
+        run.add("first", [1], 8, **constrained("xyzzy"))
+        self.steps_until(run, lambda: len(run.answers["first", 0].token_ids) == 2)
+        run.scheduler.grammars.masks.wait_s = 1e6
+        run.run()
+        assert text_of(run, "first") == "xyzzy"
 
 
 def test_many_requests_in_any_order() -> None:

@@ -160,9 +160,9 @@ class EngineCore:
 
     def _advance(self) -> list[EngineOutput]:
         self._fill_pipeline()
-        outputs: list[EngineOutput] = []
+        outputs = self.scheduler.take_news()  # tokens of late grammars: before what the step lands behind them
         if self._in_flight:
-            outputs = self._land()
+            outputs += self._land()
         outputs += self.scheduler.take_news()
         if not outputs and not self._in_flight:
             self.scheduler.grammars.wait(GRAMMAR_WAIT_S)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llmkit.errors import EngineError
 from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
 from llmkit.requests.request import RequestStatus
+from llmkit.scheduling.mask_threads import MaskThreads
 from llmkit.scheduling.sequence_grammar import GrammarGuard, SequenceGrammar, StopMasks
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ PARAM = "structured_outputs"
 
 
 class GrammarGate:
-    """Owns the groups that wait for a grammar. Without a service, a request with a grammar fails.
+    """Owns the groups that wait for a grammar, and the threads that find masks. Without a service, a request with a
+    grammar fails.
 
-    mask_timeout_s: longest that the mask of one token may take.
+    mask_timeout_s: longest that the mask of one token may take, in seconds of processor time.
     """
 
     def __init__(self, service: GrammarService | None, mask_timeout_s: float = 1.0) -> None:
         self._service = service
-        self._mask_timeout_s = mask_timeout_s
+        self.masks = MaskThreads(mask_timeout_s)
         self._tickets: dict[Ticket, RequestGroup] = {}
         self._by_group: dict[RequestGroup, Ticket] = {}
         self._at_once: list[Ticket] = []
@@ -75,12 +77,15 @@ class GrammarGate:
         return found
 
     def wait(self, timeout_s: float) -> None:
-        """Until somebody may leave, or the time is over."""
-        if self._service is not None and self._tickets and not self._at_once:
+        """Until somebody may leave, or a mask that is late is there, or the time is over."""
+        if self.masks.num_late:
+            self.masks.wait(timeout_s)
+        elif self._service is not None and self._tickets and not self._at_once:
             self._service.wait(timeout_s)
 
     def close(self) -> None:
-        """End what compiles."""
+        """End what compiles and what finds masks."""
+        self.masks.close()
         if self._service is not None:
             self._service.close()
 
@@ -106,7 +111,7 @@ class GrammarGate:
         if guard is None:
             assert self._service is not None
             backend = self._service.backends.backend(choice)
-            guard = GrammarGuard(choice, backend.breaker, backend.calls, self._mask_timeout_s)
+            guard = GrammarGuard(choice, backend.breaker, backend.calls, self.masks.limit_s)
             self._guards[choice] = guard
         return guard
 

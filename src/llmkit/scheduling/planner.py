@@ -152,6 +152,8 @@ class Planner:
             request = self._queue.peek()
             if request is None or (request.last_step > self._landed and in_flight):
                 return  # nobody waits, or the first one's own last token, or its blocks, are still on their way
+            if request.grammar is not None and request.grammar.pending:
+                return  # it was preempted before its grammar had taken in its last token
             decodes = (
                 self._memory.is_swapped(request) and request.num_expected_tokens - request.num_computed_tokens == 1
             )

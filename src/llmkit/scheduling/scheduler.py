@@ -103,7 +103,9 @@ class Scheduler:
         self._planner = Planner(
             self.limits, self.queue, self.running, self.memory, self._lifecycle, self.transfers, self.token_budget
         )
-        self._results = StepResults(self.memory, self._lifecycle, self.queue, self._vocab_size)
+        self._results = StepResults(
+            self.memory, self._lifecycle, self.queue, self.grammars.masks, vocab_size=self._vocab_size
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -139,6 +141,7 @@ class Scheduler:
         """The next step; None if there is nothing to compute, and nothing to move, now."""
         self._settle_loads()
         self._lifecycle.settle_grammars()
+        self._results.settle_late()
         batch = self._planner.choose(self._next_step, self.landed_step)
         transfers = self.transfers.plan(self._next_step, batch, idle=self.landed_step == self._next_step - 1)
         if not batch.requests and transfers is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from llmkit.registry.breaker import Breaker
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
+
+SLOW_S = 0.005
+"""Processor time of a token above which the steps do not wait for the next one of that sequence."""
+
+ALLOWANCE = 30
+"""How many times the limit of one token the slow tokens of a sequence may take together."""
 
 
 class StopMasks:
@@ -48,7 +54,7 @@ class StopMasks:
 
 class GrammarGuard:
     """What all sequences with grammars of one engine share: its breaker, the times of its calls, and `limit_s`, the
-    longest that the mask of one token may take, in seconds."""
+    longest that the mask of one token may take, in seconds of processor time."""
 
     def __init__(self, name: str, breaker: Breaker, calls: dict[str, CallTiming], limit_s: float) -> None:
         self.name = name
@@ -59,13 +65,15 @@ class GrammarGuard:
 
 
 class SequenceGrammar:
-    """Owned by its sequence, used by the step loop.
+    """Owned by its sequence, used by the step loop, and by a thread of `MaskThreads` while it is `pending`.
 
     row int32[words]: what may come next, stop tokens included where they may; the plan takes it as it is. complete:
-    nothing may come next, the text is whole. Whatever the grammar raises or denies is counted and becomes a message.
+    nothing may come next, the text is whole. pending: the last sampled token has not been taken in yet, so that none of
+    these says anything. slow: whether the last token took more than SLOW_S. Whatever the grammar raises or denies is
+    counted and becomes a message.
     """
 
-    __slots__ = ("_guard", "_own", "_ready", "_state", "_stops", "complete", "row")
+    __slots__ = ("_guard", "_own", "_ready", "_slow_s", "_state", "_stops", "complete", "pending", "row", "slow")
 
     def __init__(self, ready: ReadyGrammar, stops: StopMasks, guard: GrammarGuard, first_row: Words) -> None:
         """first_row: of `first_step`, shared by the sequences of a request."""
@@ -76,6 +84,9 @@ class SequenceGrammar:
         self._own = False
         self.row = first_row
         self.complete = False
+        self.pending = False
+        self.slow = False
+        self._slow_s = 0.0
 
     @staticmethod
     def first_step(ready: ReadyGrammar, stops: StopMasks) -> tuple[Words | None, bool]:
@@ -92,6 +103,37 @@ class SequenceGrammar:
     def advance(self, token_ids: Iterable[int], *, last: bool = False) -> str | None:
         """Take in tokens of the text, none of them a stop token that ends it. last: no further token is going to be
         sampled, so only `complete` is of interest. What is wrong, in words, or None."""
+        start = thread_time()
+        problem = self._advance(token_ids, last=last)
+        seconds = thread_time() - start
+        self.slow = seconds > SLOW_S
+        if self.slow:
+            self._slow_s += seconds
+            return problem or self.too_slow(seconds)
+        return problem
+
+    def too_slow(self, seconds: float, *, at_least: bool = False) -> str | None:
+        """What is wrong if a token takes so long, or together with those before it: in words, or None. at_least: it
+        has not come to an end, which is wrong in any case."""
+        limit = self._guard.limit_s
+        if at_least:
+            return (
+                f"The grammar is too complex: the tokens allowed at one place were not found in {seconds:.1f} s, "
+                f"the limit is {limit:g} s (structured.mask_timeout_s)."
+            )
+        if seconds > limit:
+            return (
+                f"The grammar is too complex: the tokens allowed at one place took {seconds:.1f} s to find, "
+                f"more than {limit:g} s (structured.mask_timeout_s)."
+            )
+        if self._slow_s > ALLOWANCE * limit:
+            return (
+                f"The grammar is too complex: finding the tokens allowed took {self._slow_s:.1f} s in all, more than "
+                f"{ALLOWANCE} times structured.mask_timeout_s ({limit:g} s)."
+            )
+        return None
+
+    def _advance(self, token_ids: Iterable[int], *, last: bool) -> str | None:
         guard = self._guard
         try:
             start = perf_counter()
@@ -121,13 +163,7 @@ class SequenceGrammar:
             self._own = True
         start = perf_counter()
         state.fill_bitmask(self.row)
-        seconds = perf_counter() - start
-        guard.masks.add(seconds)
-        if seconds > guard.limit_s:
-            return (
-                f"The grammar is too complex: the tokens allowed at one place took {seconds:.1f} s to find, "
-                f"more than {guard.limit_s:g} s (structured.mask_timeout_s)."
-            )
+        guard.masks.add(perf_counter() - start)
         going_on = self._stops.text(self.row)
         if accepting:
             self.complete = not going_on

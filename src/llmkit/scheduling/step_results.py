@@ -13,6 +13,7 @@ from llmkit.requests.message import EngineOutput
 from llmkit.requests.request import Request, RequestStatus
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.lifecycle import Lifecycle
+from llmkit.scheduling.mask_threads import MaskJob, MaskThreads
 from llmkit.scheduling.plan import StepPlan, StepResult
 from llmkit.scheduling.sequence_memory import SequenceMemory
 from llmkit.scheduling.served import ServedTokens
@@ -22,17 +23,25 @@ MAX_VOCAB_SIZE = 2**31
 
 class StepResults:
     """Turns what a step has sampled into outputs. Rows whose request has ended meanwhile are dropped; a token of
-    one that was preempted meanwhile is kept.
+    one that was preempted meanwhile is kept. The token of a row whose grammar is late counts as on its way until
+    `settle_late` takes it.
     """
 
     def __init__(
-        self, memory: SequenceMemory, lifecycle: Lifecycle, queue: GuardedQueue, vocab_size: int | None = None
+        self,
+        memory: SequenceMemory,
+        lifecycle: Lifecycle,
+        queue: GuardedQueue,
+        masks: MaskThreads,
+        vocab_size: int | None = None,
     ) -> None:
         """vocab_size: tokens beyond it end their request; None: any token is taken."""
         self._memory = memory
         self._vocab_size = MAX_VOCAB_SIZE if vocab_size is None else vocab_size
         self._queue = queue
         self._lifecycle = lifecycle
+        self._masks = masks
+        self._jobs: list[MaskJob] = []  # of the step that is being applied
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Update the requests of `plan`, in row order. Raises EngineError if the result does not fit the plan."""
@@ -77,11 +86,31 @@ class StepResults:
             if logprobs and row in logprobs:
                 output.logprobs = [logprobs[row]]
             outputs.append(output)
+        if self._jobs:
+            outputs = self._with_masks(outputs)
         if outputs:
             self._lifecycle.preemptions_without_token = 0
         if served is not None:
             self._queue.served(*served.rows())
         return outputs
+
+    def _with_masks(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """`outputs` as the grammars would have them, without those of rows whose grammar is late."""
+        jobs, self._jobs = self._jobs, []
+        ended = self._masks.run(jobs)
+        for job in jobs:
+            if job in ended:
+                self._took(job)
+        late = {id(job.output) for job in jobs if job not in ended}
+        return [output for output in outputs if id(output) not in late] if late else outputs
+
+    def settle_late(self) -> None:
+        """Take the tokens whose grammars were late and are not any more; told with the next outputs."""
+        for job in self._masks.take_late():
+            if job.request.status is not RequestStatus.FINISHED:
+                self._took(job)
+                self._lifecycle.tell([job.output])
+                self._lifecycle.preemptions_without_token = 0
 
     def fail(self, plan: StepPlan, message: str) -> None:
         """The step of `plan` has failed as a whole: its requests end with an error, told with the next outputs."""
@@ -147,32 +176,32 @@ class StepResults:
     def _take_token(self, request: Request, token: int, end: int, output: EngineOutput) -> None:
         if not request.has_sampled:
             self._first_token(request, end)
+        length = len(request.token_ids) + 1
+        if request.grammar is None or (token in request.stop_token_ids and length >= request.stop_length):
+            self._append(request, token, output)
+            self._stop_if_last(request, token, output)
+        else:  # otherwise the answer ends
+            self._jobs.append(MaskJob(request, token, length >= request.stop_at, output))
+
+    def _append(self, request: Request, token: int, output: EngineOutput) -> None:
         request.token_ids.append(token)
         if request.status is RequestStatus.WAITING:
             request.num_expected_tokens = len(request.token_ids)  # preempted while the token was on its way
         output.new_token_ids = [token]
-        if request.grammar is not None and not self._goes_on(request, token, output):
-            return
-        if token in request.stop_token_ids or len(request.token_ids) >= request.stop_at:
-            self._stop(request, token, output)
 
-    def _goes_on(self, request: Request, token: int, output: EngineOutput) -> bool:
-        """Take the grammar of `request` on by its last token, `token`; False if that has ended the request."""
-        grammar = request.grammar
-        assert grammar is not None
-        length = len(request.token_ids)
-        if token in request.stop_token_ids and length >= request.stop_length:
-            return True  # the answer ends, which `_stop` sees to
-        problem = grammar.advance([token], last=length >= request.stop_at)
-        if problem is not None:
-            output.finish_reason, output.error = "error", problem
-        elif grammar.complete:
+    def _took(self, job: MaskJob) -> None:
+        """The grammar of a row has taken its token, or has a problem with it."""
+        request, output = job.request, job.output
+        self._append(request, job.token_id, output)
+        if job.problem is not None:
+            output.finish_reason, output.error = "error", job.problem
+        elif job.grammar.complete:
             output.finish_reason, output.last_token_is_text = "stop", True
             request.group.metrics.last_token_time = time.monotonic()
         else:
-            return True
-        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, problem)
-        return False
+            self._stop_if_last(request, job.token_id, output)
+            return
+        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, job.problem)
 
     def _first_token(self, request: Request, num_computed_tokens: int) -> None:
         request.has_sampled = True
@@ -198,6 +227,10 @@ class StepResults:
         if embedding is None:
             output.finish_reason, output.error = "error", "The step returned no embedding for this request."
         output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, output.error)
+
+    def _stop_if_last(self, request: Request, token: int, output: EngineOutput) -> None:
+        if token in request.stop_token_ids or len(request.token_ids) >= request.stop_at:
+            self._stop(request, token, output)
 
     def _stop(self, request: Request, token: int, output: EngineOutput) -> None:
         """End `request` if its last token, `token`, does: end-of-sequence and stop tokens, then length."""

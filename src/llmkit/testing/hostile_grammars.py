@@ -3,7 +3,7 @@
 Register the module itself: `registry.register("structured", "hostile", hostile_grammars)`. A choice's text decides
 what goes wrong: `!spin`, `!memory`, `!abort`, `!segfault`, `!exit`, `!raise`, `!refuse` while it is compiled; `!load`
 in `load`, `!size` behind it; `!start` in `start`; `!mask`, `!panic`, `!accept`, `!deny`, `!slow` (sleeps), `!busy`
-(for so long that it should not come to that) once the answer has begun.
+(for so long that it should not come to that), `!hang` (until `go_on` is set) once the answer has begun.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llmkit.frontend.token_vocabulary import TokenVocabulary
 
 SLOW_S, BUSY_S = 0.05, 0.2
+go_on = threading.Event()
 
 info = PluginInfo(summary="for tests: follows choices, and misbehaves on demand", auto=False)
 
@@ -57,6 +59,8 @@ class ChoiceGrammar(Grammar):
             raise Panic("index out of bounds")
         if self._misbehaves("slow"):
             time.sleep(SLOW_S)
+        if self._misbehaves("hang"):
+            go_on.wait()
         if self._misbehaves("busy"):
             end = time.thread_time() + BUSY_S
             while time.thread_time() < end:

@@ -158,7 +158,7 @@ class SchedulingHarness:
             self._take(output)
         if self.executor.violations:
             raise self.executor.violations[0]
-        waits = len(self.scheduler.grammars)
+        waits = len(self.scheduler.grammars) or self.scheduler.grammars.masks.num_late
         stuck = self.core.has_work() and not outputs and not waits and self.scheduler.landed_step == before
         assert not stuck, "a step without progress"
         self.scheduler.check_integrity()
