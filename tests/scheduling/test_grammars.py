@@ -20,6 +20,7 @@ from llmkit.registry.timings import CallTiming
 from llmkit.requests.grammar_task import GrammarTask
 from llmkit.requests.message import PriorOutput
 from llmkit.requests.request import sequence_seed
+from llmkit.scheduling.mask_threads import any_at_work
 from llmkit.scheduling.plan import StepPlan
 from llmkit.testing import hostile_grammars
 from llmkit.testing.fake_executor import VOCABULARY, next_hash, sample
@@ -439,6 +440,8 @@ class TestLateMasks:
         run.add("next", [1], 8, **constrained("xyz"))
         run.run()
         assert text_of(run, "next") == "xyz"
+        run.core.close()
+        assert any_at_work()  # the interpreter cannot be taken down meanwhile
 
     def test_a_request_that_is_aborted_meanwhile_is_gone(self, hanging: threading.Event) -> None:
         run = harness()

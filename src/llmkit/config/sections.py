@@ -169,8 +169,8 @@ class StructuredConfig(Section):
     mask_timeout_s: float = Field(
         default=1.0,
         gt=0,
-        description="Longest that finding the tokens allowed at one place may take, in seconds; a request that needs "
-        "longer ends with an error.",
+        description="Longest that finding the tokens allowed at one place may take, in seconds of processor time; a "
+        "request that needs longer ends with an error, as does one whose slow places take 30 times as long together.",
     )
     cache_mib: int = Field(default=256, ge=0, description="Compiled grammars that are kept, in MiB.")
     preload_grammars: bool | None = Field(

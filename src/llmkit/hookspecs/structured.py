@@ -7,7 +7,8 @@ Life of a grammar, call by call:
 2. `GrammarCompiler.compile(request)` in a child process that is killed when it takes too long or too much memory.
    What it returns travels as bytes. The child then tries them: `load`, `start`, a first `fill_bitmask`.
 3. `GrammarCompiler.load(request, compiled)` in a thread of the engine's process, once; the result is kept in a cache.
-4. `CompiledGrammar.start()` for each sequence, then `fill_bitmask` and `accept` once a token, in the step loop.
+4. `CompiledGrammar.start()` for each sequence, then `accept` and `fill_bitmask` once a token, in a thread for which a
+   step waits a moment.
 
 Stop tokens are the core's business: a grammar sees the tokens of the text and nothing else. The core forbids every
 stop token while `is_accepting` is False, allows them where it is True, and ends the answer by itself once the text is
@@ -53,8 +54,9 @@ class GrammarRequest:
 
 
 class Grammar(ABC):
-    """State of one sequence's grammar. Used by one thread at a time, in the step loop: calls must take well under a
-    millisecond as a rule. What raises ends its request; more than a few in a row open the engine's circuit breaker.
+    """State of one sequence's grammar. Used by one thread at a time, not always the same: calls must take well under a
+    millisecond as a rule, and let go of the interpreter where they may take longer. What raises ends its request; more
+    than a few in a row open the engine's circuit breaker.
     """
 
     @abstractmethod
@@ -91,7 +93,7 @@ class CompiledGrammar(ABC):
 
     @abstractmethod
     def start(self) -> Grammar:
-        """A fresh state at the beginning of the text. Called in the step loop: must be quick."""
+        """A fresh state at the beginning of the text. A step may wait for it: must be quick."""
 
 
 class GrammarCompiler(ABC):

@@ -37,6 +37,13 @@ CLOCK_RATIO = 10
 """The limit is one of processor time; a mask that gets none, or needs none, ends after so many times the limit."""
 
 NICE_LATE, NICE_LOST = 10, 19
+_NAME = "llmkit-masks"
+
+
+def any_at_work() -> bool:
+    """Whether a thread of a closed `MaskThreads` is still at a mask. An interpreter that ends must not be taken down
+    then: the library comes back into it, and aborts the process."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
 
 
 @dataclass(eq=False)
@@ -83,7 +90,7 @@ class _MaskThread:
         self.num_unfinished = 0
         self._clock = time.CLOCK_MONOTONIC
         self._niceness = niceness
-        self._thread = threading.Thread(target=self._run, name="llmkit-masks", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
         self._thread.start()
 
     def submit(self, job: MaskJob) -> None:

@@ -46,7 +46,13 @@ def main() -> None:
     boot: Boot = pickle.loads(read_frame(stream))
     _log_to_stderr(boot.log_level, boot.log_format)
     process = EngineChild(boot, stream)
-    sys.exit(process.run())
+    status = process.run()
+    from llmkit.scheduling.mask_threads import any_at_work  # the engine has imported it; the boot must be quick
+
+    if any_at_work():
+        logging.shutdown()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _own_stdin() -> BinaryIO:
