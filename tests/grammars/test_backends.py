@@ -11,6 +11,7 @@ from llmkit.errors import InvalidRequestError, PluginError
 from llmkit.frontend.token_vocabulary import TokenVocabulary
 from llmkit.grammars.backends import GrammarBackends
 from llmkit.grammars.cache import FAILURE_S, GrammarCache, GrammarFailure
+from llmkit.grammars.constraints import JUDGED_CHARS
 from llmkit.hookspecs import PluginInfo, hookimpl
 from llmkit.hookspecs.plugin import Environment
 from llmkit.hookspecs.structured import CompiledGrammar, GrammarCompiler, GrammarRequest
@@ -88,6 +89,29 @@ def test_auto_takes_the_highest_rank_that_has_no_problems() -> None:
     assert chosen["second"].rejected == {"first": "It knows no choice."}
     found.choose(CHOICE)
     assert len(found.registry.selections) == 2  # each engine is noted once
+
+
+@pytest.mark.parametrize("choice", ["auto", "second"])
+def test_nobody_is_asked_at_the_door_about_what_is_large(choice: str) -> None:
+    """Reading a schema of a megabyte took up to minutes there."""
+    large = GrammarRequest("regex", "a" * (JUDGED_CHARS + 1))
+    fault = AssertionError("asked at the door")
+    found = backends(
+        choice,
+        first=front_door(5, ("regex",), fault=fault),
+        second=front_door(3, ("regex",), score=1, fault=fault),
+    )
+    task = found.choose(large)
+    assert task.backends == (("second", "first") if choice == "auto" else ("second",))
+    assert not task.judged
+    assert found.backend("second").breaker.num_faults == 0
+    for _ in range(8):
+        found.backend("second").breaker.record("broken")
+    if choice == "auto":
+        assert found.choose(large).backends == ("first",)
+    else:
+        with pytest.raises(InvalidRequestError, match="has failed too often"):
+            found.choose(large)
 
 
 def test_a_higher_score_for_the_request_comes_before_rank() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from llmkit.errors import InvalidRequestError
 from llmkit.frontend.token_vocabulary import TokenVocabulary
-from llmkit.grammars.constraints import grammar_request
+from llmkit.grammars.constraints import JUDGED_CHARS, check_request, grammar_request
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit.requests.structured_outputs import StructuredOutputs
 
@@ -75,6 +76,23 @@ def test_what_is_wrong_is_refused(constraint: dict[str, Any], message: str) -> N
         request_of(**constraint)
     assert message in str(raised.value)
     assert raised.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ({"json": {"type": "strin", "title": "x" * JUDGED_CHARS}}, "malformed: type at #"),
+        ({"json": "{" + " " * JUDGED_CHARS}, "is not JSON"),
+        ({"json": {"required": ["\U00040000"], "title": "x" * JUDGED_CHARS}}, "no token for"),
+        ({"choice": ["\x04", *(f"{i}" * 4000 for i in range(5))]}, "no token for"),
+        ({"structural_tag": "[" + " " * JUDGED_CHARS}, "is no JSON"),
+    ],
+)
+def test_what_is_large_is_judged_later(constraint: dict[str, Any], message: str) -> None:
+    """Not at the door, which shares its interpreter with others."""
+    request = request_of(**constraint)
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        check_request(request, VOCABULARY)
 
 
 def test_json_escapes_what_the_vocabulary_lacks() -> None:

@@ -93,6 +93,37 @@ def test_masks_that_take_too_long_are_found_before_the_step_loop_has_to_wait_for
         service.close()
 
 
+def test_what_was_not_judged_at_the_door_is_judged_where_it_is_compiled(service: GrammarService) -> None:
+    unknown = service.submit(GrammarTask(GrammarRequest("regex", "a"), ("hostile",), judged=False))
+    malformed = service.submit(
+        GrammarTask(GrammarRequest("json_schema", '{"type":"strin"}'), ("hostile", "second"), judged=False)
+    )
+    good = service.submit(GrammarTask(GrammarRequest("choice", '["unjudged"]'), ("hostile",), judged=False))
+    settled(service, unknown, malformed, good)
+    assert isinstance(unknown.result, GrammarFailure)
+    assert "It knows choices only, not regex" in unknown.result.message
+    assert unknown.result.refused
+    assert isinstance(malformed.result, GrammarFailure)
+    assert malformed.result.message.startswith("The JSON schema is malformed: type at #")
+    assert list(malformed.tried) == ["hostile"]  # no other engine would find it well-formed
+    assert isinstance(good.result, ReadyGrammar)
+
+
+def test_a_later_engine_is_asked_for_its_problems_where_it_is_compiled(
+    crowded: tuple[GrammarService, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the engine's process, where the answer may take seconds of the interpreter."""
+    service, _ = crowded
+
+    def problems(*_: object) -> list[str]:
+        raise AssertionError("asked beside the steps")
+
+    monkeypatch.setattr(HostileCompiler, "problems", problems)
+    ticket = service.submit(GrammarTask(task("!refuse").request, ("hostile", "second")))
+    settled(service, ticket)
+    assert list(ticket.tried) == ["hostile", "second"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("broken"), Panic("index out of bounds")])
 def test_what_cannot_be_preloaded_is_only_said(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: BaseException

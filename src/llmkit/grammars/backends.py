@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmkit.errors import InvalidRequestError, LlmkitError, PluginError, described
+from llmkit.grammars.constraints import is_judged_at_the_door
 from llmkit.grammars.schema_document import PARAM
 from llmkit.grammars.short_turns import short_turns
 from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
@@ -101,9 +102,20 @@ class GrammarBackends:
 
     def choose(self, request: GrammarRequest) -> GrammarTask:
         """The engines to try for `request`, best first. Raises InvalidRequestError if none can express it, naming what
-        stands in the way and, where another engine than the configured one could, that one."""
-        with short_turns():  # a large schema is read, and the first time, engines are loaded
-            return self._choose(request)
+        stands in the way and, where another engine than the configured one could, that one. What is too large to be
+        judged at the door goes to all that work."""
+        with short_turns():  # a schema is read, and the first time, engines are loaded
+            return self._choose(request) if is_judged_at_the_door(request) else self._unasked(request)
+
+    def _unasked(self, request: GrammarRequest) -> GrammarTask:
+        found = [self._named] if self.choice != "auto" else self._candidates
+        reasons = {backend.choice: self.why_unusable(backend) for backend in found}
+        usable = [backend for backend in found if reasons[backend.choice] is None]
+        if not usable:
+            raise self._nobody(request, {choice: why for choice, why in reasons.items() if why is not None})
+        ordered = sorted(usable, key=lambda backend: -self._score(backend, request))
+        self._note(ordered[0], f"the best for a large {request.kind} constraint", {})
+        return GrammarTask(request, tuple(backend.choice for backend in ordered), judged=False)
 
     def _choose(self, request: GrammarRequest) -> GrammarTask:
         if self.choice != "auto":
@@ -131,10 +143,9 @@ class GrammarBackends:
 
     def why_not(self, backend: Backend, request: GrammarRequest) -> str | None:
         """Why `backend` cannot serve `request`; None if it can. Raises InvalidRequestError for a malformed one."""
-        if backend.breaker.open:
-            return f"it has failed too often and is left alone for a while (last: {backend.breaker.last_fault})"
-        if backend.rejected is not None:
-            return backend.rejected
+        why_unusable = self.why_unusable(backend)
+        if why_unusable is not None:
+            return why_unusable
         try:
             compiler = backend.compiler or self._build(backend)
             problems = [str(problem) for problem in compiler.problems(request)]
@@ -147,6 +158,12 @@ class GrammarBackends:
             backend.breaker.record(error)
             return f"it failed when asked whether it can: {described(error)}"
         return " ".join(problems[:MAX_SHOWN]) if problems else None
+
+    def why_unusable(self, backend: Backend) -> str | None:
+        """Why nothing is asked of `backend` now, whatever the request; None if it may be."""
+        if backend.breaker.open:
+            return f"it has failed too often and is left alone for a while (last: {backend.breaker.last_fault})"
+        return backend.rejected
 
     # ---- who there is
 

@@ -39,11 +39,12 @@ class ReadyGrammar:
 @dataclass(frozen=True)
 class GrammarFailure:
     """Why there is no grammar. refused: the request is to blame, and no other attempt would end differently.
-    overloaded: it was never its turn; sent again later, it may be."""
+    overloaded: it was never its turn; sent again later, it may be. final: no other engine would have one."""
 
     message: str
     refused: bool = True
     overloaded: bool = False
+    final: bool = False
 
 
 class GrammarCache:

@@ -6,16 +6,21 @@ import os
 import pickle
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from llmkit.errors import InvalidRequestError, described
-from llmkit.grammars.compile_messages import Outcome
+from llmkit.grammars.backends import MAX_SHOWN
+from llmkit.grammars.compile_messages import Compile, Outcome
+from llmkit.grammars.constraints import check_request
 from llmkit.grammars.trial import too_slow
-from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
+from llmkit.hookspecs.structured import GrammarCompiler
+
+if TYPE_CHECKING:
+    from llmkit.frontend.token_vocabulary import TokenVocabulary
 
 STACK_BYTES = 4 << 20
 """Stack of the thread that compiles here. The thread that loads in the engine has a larger one: what did not overflow
@@ -26,10 +31,9 @@ _OUT_OF_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory", "memor
 
 
 def run_child(
-    number: int,
+    task: Compile,
     compiler: GrammarCompiler,
-    request: GrammarRequest,
-    tokens: Sequence[bytes],
+    vocabulary: TokenVocabulary,
     write_fd: int,
     *,
     timeout_s: float,
@@ -41,7 +45,7 @@ def run_child(
     try:
         os.nice(NICE)  # the step loop comes first
         _limit(timeout_s, memory_bytes)
-        outcome = _in_thread(lambda: _outcome(number, compiler, request, tokens, mask_s))
+        outcome = _in_thread(lambda: _outcome(task, compiler, vocabulary, mask_s))
         data = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
         with os.fdopen(write_fd, "wb") as stream:
             stream.write(data)
@@ -86,19 +90,21 @@ def _in_thread(make: Callable[[], Outcome]) -> Outcome:
     return outcomes[0]
 
 
-def _outcome(
-    number: int, compiler: GrammarCompiler, request: GrammarRequest, tokens: Sequence[bytes], mask_s: float
-) -> Outcome:
+def _outcome(task: Compile, compiler: GrammarCompiler, vocabulary: TokenVocabulary, mask_s: float) -> Outcome:
+    number, request = task.number, task.request
     start = perf_counter()
     try:
+        refusal = _judged(task, compiler, vocabulary)
+        if refusal is not None:
+            return refusal
         data = compiler.compile(request)
         # What the engine will do with it: a grammar that dies of that shall do so here.
-        row = np.zeros(-(-len(tokens) // 32), dtype=np.int32)
+        row = np.zeros(vocabulary.num_words, dtype=np.int32)
         compiled = compiler.load(request, data)
         grammar = compiled.start()
         grammar.fill_bitmask(row)
         grammar.is_accepting()
-        slow = too_slow(compiled, tokens, mask_s)
+        slow = too_slow(compiled, vocabulary.tokens, mask_s)
         if slow is not None:
             return Outcome(number, "refused", message=slow)
         return Outcome(number, "compiled", data, seconds=perf_counter() - start)
@@ -109,3 +115,14 @@ def _outcome(
         if isinstance(error, MemoryError) or any(sign in words.lower() for sign in _OUT_OF_MEMORY):
             return Outcome(number, "limit", message=words)
         return Outcome(number, "failed", message=words)
+
+
+def _judged(task: Compile, compiler: GrammarCompiler, vocabulary: TokenVocabulary) -> Outcome | None:
+    """What nobody has asked yet of the request; None if nothing speaks against it."""
+    if task.check:
+        try:
+            check_request(task.request, vocabulary)
+        except InvalidRequestError as error:
+            return Outcome(task.number, "malformed", message=error.message)
+    problems = [str(problem) for problem in compiler.problems(task.request)] if task.ask else []
+    return Outcome(task.number, "refused", message=" ".join(problems[:MAX_SHOWN])) if problems else None

@@ -32,12 +32,15 @@ class Hello:
 @dataclass(frozen=True)
 class Compile:
     """To the process. number: tells the answer; never used twice. again: an engine before this one has failed, so that
-    grammars that none has been asked for yet go first."""
+    grammars that none has been asked for yet go first. check: nobody has looked at the request yet. ask: the engine has
+    not been asked for its problems with it."""
 
     number: int
     backend: str
     request: GrammarRequest
     again: bool = False
+    check: bool = False
+    ask: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,16 @@ class Cancel:
     number: int
 
 
-OutcomeKind = Literal["compiled", "refused", "limit", "crashed", "failed"]
+OutcomeKind = Literal["compiled", "malformed", "refused", "limit", "crashed", "failed"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """From the process, once for each Compile that is not cancelled.
 
-    compiled: `data` is for `load`. refused: the engine's own refusal. limit: of time or memory. crashed: the library
-    took the child down. failed: the plugin raised something else. message: what to tell the user.
+    compiled: `data` is for `load`. malformed: the request is wrong whichever engine gets it. refused: the engine's own
+    refusal. limit: of time or memory. crashed: the library took the child down. failed: the plugin raised something
+    else. message: what to tell the user.
     """
 
     number: int

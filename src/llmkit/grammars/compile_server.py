@@ -138,10 +138,9 @@ class CompileServer:
                 os.close(fd)
             os.dup2(errors, 2)
             run_child(
-                task.number,
+                task,
                 compiler,
-                task.request,
-                self._hello.vocabulary.tokens,
+                self._hello.vocabulary,
                 write_fd,
                 timeout_s=self._hello.timeout_s,
                 memory_bytes=self._hello.memory_bytes,

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from llmkit.frontend.token_vocabulary import TokenVocabulary
 
 
+JUDGED_CHARS = 16_384
+"""Largest source that is judged at the door. Reading a schema takes time that grows with more than its length, and
+those who wait for their tokens share the interpreter with the door."""
+
+
 def grammar_request(constraint: StructuredOutputs, vocabulary: TokenVocabulary, max_whitespace: int) -> GrammarRequest:
-    """The grammar of `constraint`. Raises InvalidRequestError for a malformed one, and for one that asks for texts
-    which `vocabulary` cannot write."""
+    """The grammar of `constraint`, checked by `check_request` if it has at most JUDGED_CHARS characters. Raises
+    InvalidRequestError for one that is malformed or too large."""
     json_grammar = partial(
         GrammarRequest,
         disable_any_whitespace=constraint.disable_any_whitespace,
@@ -28,29 +33,62 @@ def grammar_request(constraint: StructuredOutputs, vocabulary: TokenVocabulary, 
     )
     kind = constraint.constraint
     if kind == "json":
-        source = _schema(constraint.json)
-        document = SchemaDocument.parse(source)
+        request = json_grammar("json_schema", _json_text(constraint.json, "json"))
+    elif kind == "json_object":
+        request = json_grammar("json_object", "")
+    elif kind == "choice":
+        request = GrammarRequest("choice", json.dumps(constraint.choice, ensure_ascii=False))
+    elif kind == "structural_tag":
+        request = json_grammar("structural_tag", _json_text(constraint.structural_tag, "structural_tag"))
+    else:
+        text = constraint.regex if kind == "regex" else constraint.grammar
+        assert text is not None
+        request = GrammarRequest("regex" if kind == "regex" else "grammar", text)
+    if is_judged_at_the_door(request):
+        check_request(request, vocabulary)
+    return request
+
+
+def is_judged_at_the_door(request: GrammarRequest) -> bool:
+    """Whether it is small enough; otherwise it is judged where it is compiled."""
+    return len(request.source) + len(request.whitespace_pattern or "") <= JUDGED_CHARS
+
+
+def check_request(request: GrammarRequest, vocabulary: TokenVocabulary) -> None:
+    """Raise InvalidRequestError if `request` is malformed, or asks for texts which `vocabulary` cannot write."""
+    if request.kind == "json_schema":
+        document = SchemaDocument.parse(request.source)
         if document.root.schema is False:
             raise InvalidRequestError("structured_outputs.json: false allows no answer.", param=PARAM)
         _check_writable(_literals(document), vocabulary)
-        _check_unicode(source, "json")
-        return json_grammar("json_schema", source)
-    if kind == "json_object":
-        return json_grammar("json_object", "")
-    if kind == "choice":
-        _check_writable(((choice, choice) for choice in constraint.choice or ()), vocabulary)
-        return GrammarRequest("choice", json.dumps(constraint.choice, ensure_ascii=False))
-    if kind == "structural_tag":
-        return json_grammar("structural_tag", _structural_tag(constraint.structural_tag))
-    text = constraint.regex if kind == "regex" else constraint.grammar
-    assert text is not None
-    _check_unicode(text, kind)
-    return GrammarRequest("regex" if kind == "regex" else "grammar", text)
+    elif request.kind == "choice":
+        _check_writable(((choice, choice) for choice in json.loads(request.source)), vocabulary)
+    elif request.kind == "structural_tag":
+        _tag_object(request.source)
+    if request.kind != "choice":
+        _check_unicode(request.source, "json" if request.kind == "json_schema" else request.kind)
 
 
-def _schema(schema: str | dict[str, Any] | bool | None) -> str:
-    """The schema as JSON text. A mapping becomes text first of all: what in it is no JSON shows then."""
-    return _dumped(SchemaDocument.parse(schema).root.schema if isinstance(schema, str) else schema, "json")
+def _json_text(value: str | dict[str, Any] | bool | None, field: str) -> str:
+    """A schema or a structural tag as JSON text. A mapping becomes text first of all: what in it is no JSON shows then.
+    Text that is too large to be judged here stays as it is."""
+    if not isinstance(value, str):
+        return _dumped(value, field)
+    if len(value) > JUDGED_CHARS:
+        return value
+    return _dumped(SchemaDocument.parse(value).root.schema if field == "json" else _tag_object(value), field)
+
+
+def _tag_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"structured_outputs.structural_tag is no JSON: {error}.", param=PARAM) from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"structured_outputs.structural_tag must be an object, got {shown(value)}.", param=PARAM
+        )
+    return value
 
 
 def _dumped(value: Any, field: str) -> str:
@@ -66,21 +104,6 @@ def _dumped(value: Any, field: str) -> str:
             f"structured_outputs.{field} must have at most {MAX_SOURCE_CHARS} characters of JSON, got {len(text)}.",
             param=PARAM,
         )
-    return text
-
-
-def _structural_tag(value: str | dict[str, Any] | None) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"structured_outputs.structural_tag is no JSON: {error}.", param=PARAM) from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError(
-            f"structured_outputs.structural_tag must be an object, got {shown(value)}.", param=PARAM
-        )
-    text = _dumped(value, "structural_tag")
-    _check_unicode(text, "structural_tag")
     return text
 
 

@@ -68,7 +68,7 @@ class GrammarService:
     from the thread of the step loop; none of them compiles, loads or waits for a lock that somebody keeps.
 
     Equal grammars are compiled once, however many wait. An engine that refuses, crashes or needs too much is followed
-    by the next of the task's engines that has no problems with the request, as long as it has waited less than
+    by the next of the task's engines, which is asked for its problems there too, as long as it has waited less than
     `structured.compile_wait_s` for its turns, the compilations before them included.
     """
 
@@ -218,14 +218,16 @@ class GrammarService:
             self._failed(ticket, known)
         else:
             assert pending is not None
-            self._process.send(Compile(pending.number, *key, again=ticket.position > 0))
+            unasked = ticket.position > 0 or not ticket.task.judged
+            check = not ticket.task.judged and not ticket.tried
+            self._process.send(Compile(pending.number, *key, again=bool(ticket.tried), check=check, ask=unasked))
 
     def _failed(self, ticket: Ticket, failure: GrammarFailure) -> None:
         """The current engine has no grammar for the ticket: the next, or the end."""
         ticket.tried[ticket.backend] = failure.message
-        for position in range(ticket.position + 1, len(ticket.task.backends)):
+        for position in range(ticket.position + 1, 0 if failure.final else len(ticket.task.backends)):
             ticket.position = position
-            why_not = self._why_not(ticket)
+            why_not = self._backends.why_unusable(self._backends.backend(ticket.backend))
             if why_not is None and self._clock() >= ticket.deadline:
                 ticket.result = self._too_late(ticket)
                 return
@@ -233,16 +235,10 @@ class GrammarService:
                 self._start(ticket)
                 return
             ticket.tried[ticket.backend] = why_not
-        if len(ticket.tried) == 1:
+        if len(ticket.tried) == 1 or failure.final:
             ticket.result = failure
         else:
             ticket.result = _failed_by_all(ticket.tried, failure.refused)
-
-    def _why_not(self, ticket: Ticket) -> str | None:
-        try:
-            return self._backends.why_not(self._backends.backend(ticket.backend), ticket.task.request)
-        except InvalidRequestError as error:
-            return error.message
 
     # ---- in threads of the compile process and of the loaders
 
@@ -324,6 +320,8 @@ def _failed_by_all(tried: dict[str, str], refused: bool) -> GrammarFailure:
 
 
 def _failure(backend: str, outcome: Outcome) -> GrammarFailure:
+    if outcome.kind == "malformed":
+        return GrammarFailure(outcome.message, final=True)
     if outcome.kind == "refused":
         return GrammarFailure(f"The grammar engine {backend} refuses it: {outcome.message}")
     if outcome.kind == "limit":
