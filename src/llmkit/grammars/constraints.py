@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmkit.frontend.token_vocabulary import TokenVocabulary
 
 
-JUDGED_CHARS = 16_384
+JUDGED_CHARS = 4_096
 """Largest source that is judged at the door. Reading a schema takes time that grows with more than its length, and
 those who wait for their tokens share the interpreter with the door."""
 

@@ -3,7 +3,8 @@
 Life of a grammar, call by call:
 
 1. `GrammarCompiler.problems(request)` while the request is still at the door: what cannot be expressed is refused
-   there, or goes to another engine. `score(request)` says how well the engine suits it.
+   there, or goes to another engine. `score(request)` says how well the engine suits it. Where the source is large, or
+   an engine before this one has failed, it is asked in the child process of 2.
 2. `GrammarCompiler.compile(request)` in a child process that is killed when it takes too long or too much memory.
    What it returns travels as bytes. The child then tries them: `load`, `start`, a first `fill_bitmask`.
 3. `GrammarCompiler.load(request, compiled)` in a thread of the engine's process, once; the result is kept in a cache.
