@@ -32,6 +32,28 @@ class LosesThePreempted(FcfsPolicy):
         """Nothing waits again."""
 
 
+class HasOneQueue(FcfsPolicy):
+    """All policies of the process are one."""
+
+    waiting = FcfsPolicy()._waiting
+
+    def __init__(self):
+        super().__init__()
+        self._waiting = self.waiting
+
+
+class Hoards(FcfsPolicy):
+    """Keeps everybody's record."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = {}
+
+    def add(self, request):
+        self.records[request] = request.num_prompt_tokens
+        super().add(request)
+
+
 class Impatient(FcfsPolicy):
     preemption = "throw away"
 
@@ -121,6 +143,8 @@ BROKEN = {
     Forgetful: {"test_random_load_is_answered_right", "test_every_request_comes_up_once"},
     Repeating: {"test_removed_requests_do_not_come_up_unless_they_are_added_again"},
     LosesThePreempted: {"test_a_request_that_was_preempted_waits_again", "test_requests_come_back_after_a_preemption"},
+    HasOneQueue: {"test_policies_have_nothing_in_common"},
+    Hoards: {"test_requests_that_have_gone_are_let_go"},
     Impatient: {"test_attributes_are_what_the_core_knows"},
     Endless: {"test_attributes_are_what_the_core_knows"},
     PeeksAway: {"test_every_request_comes_up_once"},

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class RequestView(Protocol):
-    """Read-only, live view of a request; the same object for the whole life of the request, and hashable."""
+    """Read-only, live view of a request; the same object for the whole life of the request, and hashable.
+
+    It keeps the request in memory: what a policy keeps of requests that it has popped belongs into a
+    `weakref.WeakKeyDictionary`, as nobody tells it of their ends.
+    """
 
     @property
     def request_id(self) -> str: ...

@@ -206,7 +206,7 @@ class Request:
 class View:
     """What a policy sees of a request: `llmkit.hookspecs.scheduler.RequestView`, read-only and live."""
 
-    __slots__ = ("__request",)
+    __slots__ = ("__request", "__weakref__")
 
     def __init__(self, request: Request) -> None:
         self.__request = request

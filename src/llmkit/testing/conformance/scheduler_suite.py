@@ -4,7 +4,9 @@ that it claims."""
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from time import process_time
@@ -22,6 +24,9 @@ from llmkit.testing.waiting_requests import FakeRequestView, drain
 MANY = 10_000
 CPU_SECONDS = 5.0
 """For `MANY` requests to be added and taken out: half a millisecond each."""
+
+KEPT = 20
+"""Requests out of 60, in three turns, that a policy may still hold on to at the end: as many as one turn has."""
 
 _STRANGE: tuple[Any, ...] = (
     "",
@@ -111,11 +116,11 @@ def test_attributes_are_what_the_core_knows(policy: SchedulerPolicy) -> None:
 
 
 def test_an_empty_queue(policy: SchedulerPolicy) -> None:
-    assert (policy.peek(), len(policy)) == (None, 0)
+    assert (policy.peek(), len(policy)) == (None, 0), "a new policy is not empty"
     with pytest.raises(IndexError):
         policy.pop()
     policy.remove(FakeRequestView(0))
-    assert (policy.peek(), len(policy)) == (None, 0)
+    assert (policy.peek(), len(policy)) == (None, 0), "after the removal of a request that never waited it is not empty"
 
 
 @pytest.mark.parametrize("make", [lambda: ordinary(200), strange], ids=["ordinary", "strange"])
@@ -123,9 +128,9 @@ def test_every_request_comes_up_once(policy: SchedulerPolicy, make: Callable[[],
     views = make()
     for number, view in enumerate(views):
         policy.add(view)
-        assert len(policy) == number + 1
+        assert len(policy) == number + 1, f"len() is {len(policy)} with {number + 1} waiting"
         first = policy.peek()
-        assert first in views[: number + 1]
+        assert first in views[: number + 1], "peek() returned a request that does not wait"
         assert policy.peek() is first, "peek() changes something"
     assert sorted(view.sequence_number for view in drain(policy)) == list(range(len(views)))
 
@@ -140,7 +145,8 @@ def test_removed_requests_do_not_come_up_unless_they_are_added_again(policy: Sch
     policy.add(views[3])
     expected = {view for view in views if view.sequence_number % 3} | {views[3]}
     order = drain(policy)
-    assert (set(order), len(order)) == (expected, len(expected))
+    assert set(order) >= expected, "requests were lost with others that were removed"
+    assert len(order) == len(expected), "requests that were removed came up, or one twice"
 
 
 def test_a_request_that_was_preempted_waits_again(policy: SchedulerPolicy) -> None:
@@ -154,7 +160,35 @@ def test_a_request_that_was_preempted_waits_again(policy: SchedulerPolicy) -> No
         policy.requeue(again)
     policy.remove(running[0])
     order = drain(policy)
-    assert (len(order), set(order)) == (24, {*views} - {running[0], *running[5:]})
+    assert set(order) >= {*views} - {running[0], *running[5:]}, "a request that was requeued, or that waited, is lost"
+    assert len(order) == 24, "a request that runs, or was removed after it was requeued, came up"
+
+
+def test_policies_have_nothing_in_common(conformance: Conformance) -> None:
+    """Two engines in one process have a policy each."""
+    one, other = conformance.create(), conformance.create()
+    one.add(FakeRequestView(0))
+    assert (other.peek(), len(other)) == (None, 0), "a request that was added to one policy waits in another one"
+
+
+def test_requests_that_have_gone_are_let_go(policy: SchedulerPolicy) -> None:
+    """A view has the whole request behind it; nobody tells a policy of its end, so what is kept of requests that run
+    must not keep them alive."""
+    alive: weakref.WeakSet[FakeRequestView] = weakref.WeakSet()
+
+    def serve(first: int) -> None:
+        for number in range(first, first + 20):
+            view = FakeRequestView(number, user="abc"[number % 3], num_prompt_tokens=1 + number % 7)
+            alive.add(view)
+            policy.add(view)
+        while policy.peek() is not None:
+            entered = policy.pop()
+            policy.served([entered], [entered.num_prompt_tokens], [1])
+
+    for first in (0, 20, 40):
+        serve(first)
+    gc.collect()
+    assert len(alive) <= KEPT, f"{len(alive)} of 60 requests that have been taken out are still referred to"
 
 
 @pytest.mark.parametrize("make", [lambda: ordinary(20), strange], ids=["ordinary", "strange"])
@@ -166,9 +200,11 @@ def test_answers_keep_to_the_contract(policy: SchedulerPolicy, make: Callable[[]
             victim = policy.victim(tuple(running), view)
             assert victim is None or any(victim is one for one in running), "the victim does not run"
         for offered in (1, 2, 17, 10**6):
-            assert 1 <= int(policy.chunk(view, offered)) <= offered
+            chunk = policy.chunk(view, offered)
+            assert 1 <= int(chunk) <= offered, f"chunk() is {chunk!r} of {offered} tokens"
         for load in (Load(1, 1, 1, 1, 0, 1), Load(3, 256, 10**6, 8192, 10_000, 10_000)):
-            assert policy.admit(view, load) in (True, False)
+            answer = policy.admit(view, load)
+            assert answer in (True, False), f"admit() is {answer!r}, not True or False"
     policy.served([], [], [])
     policy.served(views, [0] * len(views), [1] * len(views))
     policy.served(views, [10**9] * len(views), [0] * len(views))
@@ -307,4 +343,5 @@ def test_many_waiting_requests_cost_little(policy: SchedulerPolicy) -> None:
     for _ in range(MANY):
         policy.peek()
         policy.pop()
-    assert process_time() - start < CPU_SECONDS
+    taken = process_time() - start
+    assert taken < CPU_SECONDS, f"{MANY} requests, added and taken out, took {taken:.1f} s of CPU time"
