@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,7 @@ from llmkit.hookspecs.connector import TransferReport
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler
 from llmkit.testing.memory_connector import MemoryConnector, MemoryStore, MemoryWorker
 from llmkit_attention.torch_backend import TorchAttention
+from llmkit_structured.xgrammar_grammar import XGrammarCompiler
 
 
 class OneTooFarAttention(TorchAttention):
@@ -32,6 +34,24 @@ class UntidyAttention(TorchAttention):
         slots = batch.slot_mapping
         return replace(plan, tokens=None, pages=slots.div(batch.page_size, rounding_mode="floor"),
                        offsets=slots % batch.page_size)  # fmt: skip
+
+
+class ClearingAttention(TorchAttention):
+    """Writes zeros into a page of somebody else."""
+
+    def forward(self, layer, query, key, value, kv_cache, metadata):
+        output = super().forward(layer, query, key, value, kv_cache, metadata)
+        kv_cache[-1] = 0
+        return output
+
+
+class CrowdedAttention(TorchAttention):
+    """Has room for 256 rows."""
+
+    def forward(self, layer, query, key, value, kv_cache, metadata):
+        output = super().forward(layer, query, key, value, kv_cache, metadata)
+        output[[row.start for row in metadata.rows[256:]]] = 0
+        return output
 
 
 class LeakyAttention(TorchAttention):
@@ -94,6 +114,25 @@ class LenientCompiler(GrammarCompiler):
 
     def load(self, request, compiled):  # noqa: ARG002
         return _Compiled(self._vocabulary)
+
+
+class ForgetfulCompiler(GrammarCompiler):
+    """Keeps what it has compiled in its own process; what it returns is only a number."""
+
+    compiled: ClassVar[list[bytes]] = []
+
+    def __init__(self, vocabulary):
+        self._right = XGrammarCompiler(vocabulary)
+
+    def problems(self, request):
+        return self._right.problems(request)
+
+    def compile(self, request):
+        self.compiled.append(self._right.compile(request))
+        return str(len(self.compiled) - 1).encode()
+
+    def load(self, request, compiled):
+        return self._right.load(request, self.compiled[int(compiled)])
 
 
 class _TalkativeWorker(MemoryWorker):

@@ -160,6 +160,25 @@ class Starving:
         return Forgetful()
 
 
+class Stuck:
+    """A policy that is asked for the next request and never answers."""
+
+    info = PluginInfo(summary="a policy")
+
+    @staticmethod
+    @hookimpl
+    def llmkit_scheduler_policy():
+        from threading import Event
+
+        from llmkit_schedulers.fcfs import FcfsPolicy
+
+        class Waiting(FcfsPolicy):
+            def peek(self):
+                Event().wait()
+
+        return Waiting()
+
+
 class OffScale:
     """Attention whose scores are a little too large."""
 
@@ -197,6 +216,24 @@ class Untidy(OffScale):
         return UntidyAttention()
 
 
+class Clearing(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import ClearingAttention
+
+        return ClearingAttention()
+
+
+class Crowded(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import CrowdedAttention
+
+        return CrowdedAttention()
+
+
 class Leaky(OffScale):
     @staticmethod
     @hookimpl
@@ -226,6 +263,17 @@ class Lenient:
         from bad_kinds import LenientCompiler
 
         return LenientCompiler(vocabulary)
+
+
+class Forgetful(Lenient):
+    """A grammar engine that only works in one process."""
+
+    @staticmethod
+    @hookimpl
+    def llmkit_grammar_compiler(vocabulary):
+        from bad_kinds import ForgetfulCompiler
+
+        return ForgetfulCompiler(vocabulary)
 
 
 class Talkative:

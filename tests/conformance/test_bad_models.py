@@ -74,6 +74,28 @@ def positions_from_the_step(context: Any) -> Any:
     return model
 
 
+def short_table(context: Any) -> Any:
+    """Has a table of rotary embeddings for a hundred positions."""
+    model = plain(context)
+    forward = model.forward
+    model.forward = lambda ids, positions, step: forward(ids, positions.clamp(max=99), step)
+    return model
+
+
+def writes_positions(context: Any) -> Any:
+    """Counts the positions that it was given on to the next step's."""
+    model = plain(context)
+    forward = model.forward
+
+    def counted(input_ids: Any, positions: Any, step: Any) -> Any:
+        hidden = forward(input_ids, positions, step)
+        positions.add_(1)
+        return hidden
+
+    model.forward = counted
+    return model
+
+
 def wrong_rows(context: Any) -> Any:
     """Leaves out the rows that are wanted."""
     model = plain(context)
@@ -126,6 +148,8 @@ BAD: dict[str, tuple[str, Build, set[str]]] = {
     "rows mix": ("LlamaForCausalLM", leaky, {REFERENCE, "test_the_batch_does_not_matter"}),
     "positions": ("LlamaForCausalLM", positions_from_the_step, {"test_chunks_do_not_matter"}),
     "cached prefix": ("LlamaForCausalLM", positions_from_the_step, {"test_a_cached_prefix_does_not_matter"}),
+    "a short table": ("LlamaForCausalLM", short_table, {REFERENCE}),
+    "writes its input": ("LlamaForCausalLM", writes_positions, {REFERENCE}),
     "wrong rows": ("LlamaForCausalLM", wrong_rows, {"test_rows_that_nobody_reads_may_be_left_out"}),
     "an idle weight": ("Qwen3ForCausalLM", forgets_a_weight, {REFERENCE, "test_every_tensor_is_used"}),
     "strays": ("LlamaForCausalLM", tolerant, {"test_a_tensor_too_many_is_named"}),

@@ -28,9 +28,12 @@ BAD = {
     "attention:bad_plugins:OffScale": {"kind"},
     "attention:bad_plugins:OneTooFar": {"kind"},
     "attention:bad_plugins:Untidy": {"kind"},
+    "attention:bad_plugins:Clearing": {"kind"},
+    "attention:bad_plugins:Crowded": {"kind"},
     "attention:bad_plugins:Leaky": {"kind"},
     "attention:bad_plugins:Mute": {"kind"},
     "structured:bad_plugins:Lenient": {"kind"},
+    "structured:bad_plugins:Forgetful": {"kind"},
     "connector:bad_plugins:Talkative": {"kind"},
     "model:bad_plugins:Careless": {"kind"},
     # last, as another process is needed after each
@@ -69,3 +72,11 @@ def test_what_cannot_be_used_at_all_is_refused(plugin):
     done = run_kit(f"--llmkit-conformance={plugin}")
     assert done.returncode == 4
     assert REFUSED[plugin] in done.stderr
+
+
+def test_one_that_never_answers_is_told_so_once():
+    plugin = "--llmkit-conformance=scheduler:bad_plugins:Stuck"
+    done = run_kit(plugin, "--llmkit-timeout=3", "-k", "attributes or empty or every_request")
+    assert done.returncode == 1
+    assert "1 failed, 2 skipped, 1 passed" in done.stdout or "1 failed, 1 passed, 2 skipped" in done.stdout
+    assert re.search(r"not ended after 3 seconds \(--llmkit-timeout\)\. It was in [\w.]*wait ", done.stdout)

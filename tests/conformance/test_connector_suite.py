@@ -160,12 +160,27 @@ class Fussy(Deciding):
 class StoresTooLate(Moving):
     """Copies blocks that it holds no more."""
 
-    def _save(self, moves):
+    def _save(self, moves, num_resets):
         self._late = getattr(self, "_late", [])
         self._late.append(moves)
         if len(self._late) > 1:
-            super()._save(self._late[-2])
+            super()._save(self._late[-2], num_resets)
         return set()
+
+
+class Hopeful(Deciding):
+    """Offers a block more than it has, where it has any; that fails, and is computed."""
+
+    def offer(self, request, num_computed_tokens):
+        offer = super().offer(request, num_computed_tokens)
+        size = self._context.layout.block_size
+        most = (request.num_tokens - 1) // size * size - num_computed_tokens
+        return LoadOffer(min(offer.num_tokens + size, most) if offer.num_tokens else 0, offer.asynchronous)
+
+
+class StoresAcrossAReset(Moving):
+    def _save(self, moves, num_resets):  # noqa: ARG002
+        return super()._save(moves, self._store.num_resets)
 
 
 class Resurrects(Moving):
@@ -194,10 +209,12 @@ ENGINE = "test_a_whole_engine_answers_as_without_it"
         (BYTES, {"worker": LosesLoads}),
         (BYTES, {"scheduler": CannotBePickled}),
         (BYTES, {"scheduler": OffersParts}),
+        ("test_what_is_offered_can_be_loaded", {"scheduler": Hopeful}),
         ("test_nothing_is_offered_that_was_not_stored", {"scheduler": OffersTooMuch}),
         ("test_nothing_of_another_model_is_offered", {"scheduler": MixesModels, "worker": MixesModelsToo}),
         ("test_what_is_in_the_cache_already_is_not_offered_again", {"scheduler": ForgetsWhatTheCacheHas}),
         ("test_reset", {"scheduler": Unresettable}),
+        ("test_reset_while_blocks_are_stored", {"worker": StoresAcrossAReset}),
         ("test_aborted_while_loading", {"worker": LosesCancelled}),
         ("test_arguments_that_make_no_sense", {"scheduler": Fussy}),
         ("test_damaged_data", {"worker": Resurrects}),

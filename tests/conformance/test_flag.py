@@ -79,6 +79,7 @@ class Config:
         self.invocation_params = SimpleNamespace(dir=folder)
         self.pluginmanager = SimpleNamespace(register=lambda *_: None)
         values = {"llmkit_conformance": list(flags), "llmkit_option": list(options), "llmkit_device": "cpu"}
+        values["llmkit_timeout"] = 0.0
         self.getoption = values.__getitem__
         self.getini = {"llmkit_conformance": list(settings), "llmkit_options": [], "testpaths": ["tests"]}.__getitem__
 

@@ -47,22 +47,26 @@ Move = tuple[int, int, bytes]
 class MemoryStore:
     """What has been stored: key → worker rank → bytes of the block in each layer of its group.
 
-    fails: asked for each block that is loaded; True makes its load fail. num_saved, num_loaded: blocks so far, by
+    fails: asked for each block that is loaded; True makes its load fail. num_resets: what was planned before the last
+    one is not stored any more. num_saved, num_loaded: blocks so far, by
     worker 0.
     """
 
     blocks: dict[Key, dict[int, list[torch.Tensor]]] = field(default_factory=dict)
     fails: Callable[[bytes], bool] = lambda block_hash: False  # noqa: ARG005
+    num_resets: int = 0
     num_saved: int = 0
     num_loaded: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryTransfers:
-    """The payload. saves: blocks to copy out, held under `hold_id`. loads: id, asynchronous or not, and the blocks."""
+    """The payload. saves: blocks to copy out, held under `hold_id`, unless the store has seen more than `num_resets`
+    when it comes to that. loads: id, asynchronous or not, and the blocks."""
 
     saves: tuple[Move, ...] = ()
     hold_id: int | None = None
+    num_resets: int = 0
     loads: tuple[tuple[int, bool, tuple[Move, ...]], ...] = ()
 
 
@@ -121,7 +125,8 @@ class MemoryScheduler(SchedulerConnector):
         hold_id = self._context.new_id() if saves else None
         if hold_id is not None:
             self._held[hold_id] = len(saves)
-        payload = MemoryTransfers(saves, hold_id, tuple(self._planned(load) for load in step.loads))
+        loads = tuple(self._planned(load) for load in step.loads)
+        payload = MemoryTransfers(saves, hold_id, self._store.num_resets, loads)
         return TransferPlan(payload, {} if hold_id is None else {hold_id: [block for _, block, _ in saves]})
 
     def _planned(self, load: Load) -> tuple[int, bool, tuple[Move, ...]]:
@@ -146,6 +151,7 @@ class MemoryScheduler(SchedulerConnector):
 
     def reset(self) -> None:
         self._store.blocks.clear()
+        self._store.num_resets += 1
 
 
 class _Stored:
@@ -194,7 +200,8 @@ class MemoryWorker(WorkerConnector):
             else:
                 self._failed |= self._load(moves)
         if payload.saves:
-            self._jobs.append(_Job(self._delay, partial(self._save, payload.saves), hold_id=payload.hold_id))
+            save = partial(self._save, payload.saves, payload.num_resets)
+            self._jobs.append(_Job(self._delay, save, hold_id=payload.hold_id))
 
     def report(self) -> TransferReport:
         done = [job for job in self._jobs if job.reports <= 0]
@@ -225,7 +232,9 @@ class MemoryWorker(WorkerConnector):
         pages = self._layout.pages_per_block
         return self._caches[layer][block * pages : (block + 1) * pages]
 
-    def _save(self, moves: Sequence[Move]) -> set[int]:
+    def _save(self, moves: Sequence[Move], num_resets: int) -> set[int]:
+        if num_resets != self._store.num_resets:
+            return set()
         for group, block, block_hash in moves:
             content = [self._pages(layer, block).clone() for layer in self._layout.groups[group].layers]
             key = (self._context.fingerprint, group, block_hash)

@@ -57,9 +57,13 @@ class ModelTrial:
         metadata = self.backend.plan(self.pool.step(rows, self.device))
         context = ForwardContext(self.backend, [metadata] * len(self.caches), self.caches, output_rows)
         ids = torch.cat(list(tokens.values())).to(self.device)
+        positions = self.pool.positions(rows).to(self.device)
+        given = ids.clone(), positions.clone()
         with torch.inference_mode():
-            hidden = self.model.forward(ids, self.pool.positions(rows).to(self.device), context)
+            hidden = self.model.forward(ids, positions, context)
             logits = self.model.logits(hidden)
+        same = torch.equal(ids, given[0]) and torch.equal(positions, given[1])
+        assert same, "forward() changed the token ids or positions that it was given; the engine uses them again"
         allowed = {len(ids)} if output_rows is None else {len(ids), len(output_rows)}
         assert hidden.shape[0] in allowed, f"{hidden.shape[0]} hidden states for {len(ids)} tokens"
         assert logits.dtype is torch.float32, f"logits are {logits.dtype}, not float32"

@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="device on which plugins are tried; auto: a GPU if there is one and the plugin can use it",
     )
+    group.addoption(
+        "--llmkit-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="the most that a check of the conformance suites may take, 0 for no limit (default: 120)",
+    )
     parser.addini(
         "llmkit_conformance",
         "plugins (KIND:NAME, or distribution:NAME for all of one) whose conformance is part of the tests",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from llmkit.errors import LlmkitError
 from llmkit.testing.conformance import COMMON_SUITE, suites_of
 from llmkit.testing.conformance.child import ChildReport, reports
 from llmkit.testing.conformance.naming import parse_targets
+from llmkit.testing.conformance.patience import RanOutOfTime, at_most
 from llmkit.testing.conformance.target import Conformance
 
 FOLDER = Path(__file__).parent
@@ -43,7 +44,7 @@ def start(config: pytest.Config) -> None:
     paths = [str(FOLDER / f"{name}.py") for name in suites]
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     config.args = list(dict.fromkeys([*(config.args if named or not by_flag else ()), *paths]))
-    config.pluginmanager.register(Collecting(targets), NAME)
+    config.pluginmanager.register(Collecting(targets, config.getoption("llmkit_timeout")), NAME)
 
 
 def _runs_all_tests(config: pytest.Config) -> bool:
@@ -55,10 +56,13 @@ def _runs_all_tests(config: pytest.Config) -> bool:
 
 
 class Collecting:
-    """A pytest plugin for one run in which plugins are on trial."""
+    """A pytest plugin for one run in which plugins are on trial. timeout_s: the most that a check may take, 0 for no
+    limit; of a plugin that has needed longer no more is asked."""
 
-    def __init__(self, targets: Sequence[Conformance]) -> None:
+    def __init__(self, targets: Sequence[Conformance], timeout_s: float) -> None:
         self.targets = targets
+        self._timeout_s = timeout_s
+        self._stuck: dict[str, str] = {}  # plugin → the check that did not end
 
     def child_report(self, target: Conformance) -> ChildReport:
         """What has become of the plugin in a fresh process; all plugins on trial share one."""
@@ -84,6 +88,27 @@ class Collecting:
             targets = [_parameter(t, suite) for t in self.targets if suite in suites_of(t.kind)]
             metafunc.parametrize("conformance", targets, indirect=True, scope="session")
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        return (yield from self._limited(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        if (target := _tried_by(item)) and (check := self._stuck.get(_id(target))):
+            pytest.skip(f"{check} did not end")
+        return (yield from self._limited(item))
+
+    def _limited(self, item: pytest.Item) -> Generator[None, None, None]:
+        target = _tried_by(item)
+        if target is None:
+            return (yield)
+        try:
+            with at_most(self._timeout_s):
+                return (yield)
+        except RanOutOfTime:
+            self._stuck[_id(target)] = item.name
+            raise
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if terminalreporter.verbosity > -2:
             for target in self.targets:
@@ -95,6 +120,13 @@ def _parameter(target: Conformance, suite: str) -> object:
     reason = "; ".join(target.problems)
     marks = [pytest.mark.skip(reason=reason)] if reason and suite != COMMON_SUITE else []
     return pytest.param(target, id=_id(target), marks=marks)
+
+
+def _tried_by(item: pytest.Item) -> Conformance | None:
+    """The plugin that a check of the suites tries; None for other tests."""
+    callspec = getattr(item, "callspec", None)
+    target = callspec.params.get("conformance") if callspec and item.path.parent == FOLDER else None
+    return target if isinstance(target, Conformance) else None
 
 
 def _id(target: Conformance) -> str:

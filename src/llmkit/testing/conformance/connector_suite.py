@@ -86,27 +86,49 @@ def test_a_longer_prompt_with_the_same_beginning_loads_the_beginning(rigs: Any) 
     assert rig.serve(prompt(1)) <= first
 
 
+def test_what_is_offered_can_be_loaded(rigs: Any) -> None:
+    """Nothing has happened since it was stored: an offer is no guess that ends in failed blocks and is computed after
+    all."""
+    rig = rigs()
+    stored = prompt(1)
+    loads(rig, stored)
+    sequence = rig.sequence([*stored, *prompt(2, 9)])
+    offer = rig.offer(sequence)
+    rig.take_blocks(sequence, offer.num_tokens)
+    if offer.num_tokens:
+        load = rig.begin(sequence, offer)
+        rig.until(lambda: load.load_id not in rig.pending)
+        loaded = rig.check_loaded(load)
+        assert loaded == offer.num_tokens, f"{offer.num_tokens} tokens were offered and {loaded} could be loaded"
+
+
 def test_nothing_is_offered_that_was_not_stored(rigs: Any) -> None:
     rig = rigs()
     rig.serve(prompt(1))
-    assert rig.offer(rig.sequence(prompt(2))).num_tokens == 0
-    assert rig.offer(rig.sequence([prompt(1)[0] + 1, *prompt(1)[1:]])).num_tokens == 0
-    assert rig.offer(rig.sequence(prompt(1)[:1])).num_tokens == 0
+    others = {
+        "another prompt": prompt(2),
+        "a prompt that differs in its first token": [prompt(1)[0] + 1, *prompt(1)[1:]],
+        "a prompt of one token": prompt(1)[:1],
+    }
+    for what, tokens in others.items():
+        offered = rig.offer(rig.sequence(tokens)).num_tokens
+        assert offered == 0, f"for {what} {offered} tokens are offered, of which nothing was stored"
 
 
 def test_nothing_of_another_model_is_offered(rigs: Any, fingerprint: str) -> None:
     rig = rigs()
     rig.serve(prompt(1))
     other = rigs(model=f"{fingerprint}-other")
-    assert other.serve(prompt(1)) == 0
+    assert other.serve(prompt(1)) == 0, "what another model has stored (another fingerprint) is loaded"
 
 
 def test_what_is_in_the_cache_already_is_not_offered_again(rigs: Any) -> None:
     rig = rigs()
     loads(rig, prompt(1))
     sequence = rig.sequence(prompt(1))
-    assert rig.offer(sequence, 8).num_tokens <= 12
-    assert rig.offer(sequence, 20).num_tokens == 0
+    for cached in (8, 20):
+        offered = rig.offer(sequence, cached).num_tokens
+        assert offered <= 20 - cached, f"{offered} tokens are offered behind {cached} in the cache; 20 were stored"
 
 
 def test_aborted_while_loading(rigs: Any) -> None:
@@ -127,7 +149,8 @@ def test_aborted_while_loading(rigs: Any) -> None:
         rig.cache.write(block, None)
     before = [rig.cache.pages(0, block).clone() for block in blocks]
     rig.serve(prompt(3))
-    assert all((rig.cache.pages(0, block) == kept).all() for block, kept in zip(blocks[:1], before[:1], strict=True))
+    for block, kept in zip(blocks[:1], before[:1], strict=True):
+        assert (rig.cache.pages(0, block) == kept).all(), "a load that was reported as over is written afterwards"
 
 
 def test_evicted_while_it_is_looked_at(rigs: Any) -> None:
@@ -165,6 +188,19 @@ def test_reset(rigs: Any) -> None:
     rig.serve(prompt(1))
 
 
+def test_reset_while_blocks_are_stored(rigs: Any) -> None:
+    """What is on its way when the cache is reset is of the time before, too."""
+    rig = rigs()
+    sequence = rig.sequence(prompt(1))
+    rig.take_blocks(sequence)
+    rig.compute(sequence)
+    rig.scheduler.reset()
+    rig.finish(sequence)
+    rig.settle()
+    offered = rig.offer(rig.sequence(prompt(1))).num_tokens
+    assert offered == 0, f"{offered} tokens are offered that were being stored at a reset"
+
+
 def test_damaged_data(conformance: Conformance, rigs: Any) -> None:
     """A connector that can damage all it has stored has `damage_for_tests()`: what is damaged then fails to load."""
     rig = rigs()
@@ -175,7 +211,7 @@ def test_damaged_data(conformance: Conformance, rigs: Any) -> None:
         pytest.skip("it has no damage_for_tests()")
     rig.close()
     damage()
-    assert rigs().serve(prompt(1)) == 0
+    assert rigs().serve(prompt(1)) == 0, "damaged blocks are loaded"
 
 
 def test_arguments_that_make_no_sense(rigs: Any) -> None:

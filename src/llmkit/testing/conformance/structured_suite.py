@@ -18,6 +18,7 @@ from llmkit.errors import InvalidRequestError
 from llmkit.frontend.token_vocabulary import TokenVocabulary
 from llmkit.hookspecs.structured import CompiledGrammar, Grammar, GrammarCompiler, GrammarRequest
 from llmkit.testing.conformance import structured_cases as cases
+from llmkit.testing.conformance.elsewhere import masks_elsewhere
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.grammar import accepts, allowed, built, followed, parsed, small_vocabulary, tokens_of
 
@@ -76,9 +77,10 @@ def test_masks_allow_what_is_accepted(compiler: GrammarCompiler, vocabulary: Tok
     def compare(grammar: Grammar, ids: list[int]) -> None:
         mask = allowed(grammar, vocabulary)
         for token_id in range(vocabulary.vocab_size):
-            assert grammar.validate([token_id]) == (token_id in mask), (ids, vocabulary.tokens[token_id])
+            verdict = f"{vocabulary.tokens[token_id]!r} after {len(ids)} tokens: the mask and validate() do not agree"
+            assert grammar.validate([token_id]) == (token_id in mask), verdict
         refused = random_.choice(sorted(set(range(vocabulary.vocab_size)) - mask))
-        assert not grammar.accept(refused)
+        assert not grammar.accept(refused), f"{vocabulary.tokens[refused]!r} is accepted, which the mask forbids"
         assert allowed(grammar, vocabulary) == mask, "a token that is refused changes nothing"
 
     for _, compiled in grammars(compiler):
@@ -117,13 +119,16 @@ def _check_language(compiled: CompiledGrammar, vocabulary: TokenVocabulary, text
     for beginning in sorted(b for b in beginnings if len(b) <= depth):
         grammar = compiled.start()
         for token_id in tokens_of(beginning, vocabulary):
-            assert grammar.accept(token_id), (beginning, vocabulary.tokens[token_id])
-        assert grammar.is_accepting() == (beginning in texts), beginning
+            assert grammar.accept(token_id), f"{vocabulary.tokens[token_id]!r} of {beginning!r} is not accepted"
+        end = "may be" if beginning in texts else "must not be"
+        assert grammar.is_accepting() == (beginning in texts), f"{beginning!r} {end} the whole text"
         expected = {i for i, token in enumerate(vocabulary.tokens) if token and beginning + token in beginnings}
         longest = max(map(len, texts))
         within = {i for i in allowed(grammar, vocabulary) if len(beginning + vocabulary.tokens[i]) < longest}
-        assert within <= expected, [vocabulary.tokens[i] for i in within - expected]
-        assert expected <= allowed(grammar, vocabulary), beginning
+        wrong = [vocabulary.tokens[i] for i in within - expected]
+        assert not wrong, f"after {beginning!r} the mask allows {wrong}"
+        missing = [vocabulary.tokens[i] for i in expected - allowed(grammar, vocabulary)]
+        assert not missing, f"after {beginning!r} the mask forbids {missing}"
 
 
 @pytest.mark.parametrize("case", cases.SCHEMAS, ids=lambda case: json.dumps(case.schema)[:70])
@@ -235,7 +240,8 @@ def test_tokens_are_undone(compiler: GrammarCompiler, vocabulary: TokenVocabular
         for _ in range(6):
             keep = random_.randrange(len(ids) + 1)
             grammar.rollback(len(ids) - keep)
-            assert (allowed(grammar, vocabulary), grammar.is_accepting()) == masks[keep], (request, keep)
+            now = (allowed(grammar, vocabulary), grammar.is_accepting())
+            assert now == masks[keep], f"rollback({len(ids) - keep}) from {len(ids)} tokens of {request.source!r}"
             for token_id in ids[keep:]:
                 assert grammar.accept(token_id)
             assert (allowed(grammar, vocabulary), grammar.is_accepting()) == masks[-1], request
@@ -252,7 +258,8 @@ def test_a_long_text_is_undone(compiler: GrammarCompiler, vocabulary: TokenVocab
     ids = tokens_of("ab" * 150, vocabulary)
     assert all(map(grammar.accept, ids))
     grammar.rollback(299)
-    assert allowed(grammar, vocabulary) == {i for i, t in enumerate(vocabulary.tokens) if t in (b"b", b"ba")}
+    expected = {i for i, t in enumerate(vocabulary.tokens) if t in (b"b", b"ba")}
+    assert allowed(grammar, vocabulary) == expected, "299 of 300 tokens were to be undone"
     assert all(map(grammar.accept, ids[1:]))
     grammar.rollback(300)
     assert accepts(grammar, tokens_of("abc", vocabulary))
@@ -260,7 +267,7 @@ def test_a_long_text_is_undone(compiler: GrammarCompiler, vocabulary: TokenVocab
 
 def test_drafts_are_counted_and_change_nothing(compiler: GrammarCompiler, vocabulary: TokenVocabulary) -> None:
     random_ = random.Random(6)
-    for request, compiled in grammars(compiler):
+    for _, compiled in grammars(compiler):
         for _ in range(4):
             grammar, draft = compiled.start(), compiled.start()
             before = allowed(grammar, vocabulary)
@@ -268,9 +275,11 @@ def test_drafts_are_counted_and_change_nothing(compiler: GrammarCompiler, vocabu
             while len(ids) < 12 and (possible := sorted(allowed(draft, vocabulary))):
                 ids.append(random_.choice(possible))
                 assert draft.accept(ids[-1])
-            assert grammar.validate(ids) == len(ids), request
+            count = grammar.validate(ids)
+            assert count == len(ids), f"validate() counts {count} of {len(ids)} tokens that are accepted"
             wrong = random_.choice(sorted(set(range(vocabulary.vocab_size)) - allowed(draft, vocabulary)))
-            assert grammar.validate([*ids, wrong, *ids]) == len(ids), request
+            count = grammar.validate([*ids, wrong, *ids])
+            assert count == len(ids), f"validate() counts {count} tokens up to a wrong one behind {len(ids)}"
             assert grammar.validate([]) == 0
             assert allowed(grammar, vocabulary) == before, "validate has changed the state"
 
@@ -284,7 +293,8 @@ def test_sequences_do_not_disturb_one_another(compiler: GrammarCompiler, vocabul
         for step in range(max(map(len, alone))):
             for state, ids in zip(states, alone, strict=True):
                 if step < len(ids):
-                    assert ids[step] in allowed(state, vocabulary), request
+                    told = f"what other sequences of {request.source!r} do changes the mask of this one"
+                    assert ids[step] in allowed(state, vocabulary), told
                     assert state.accept(ids[step]), request
             if possible := sorted(allowed(thrown, vocabulary)):
                 thrown.accept(possible[step % len(possible)])
@@ -309,8 +319,9 @@ def test_the_end_is_the_end(compiler: GrammarCompiler, vocabulary: TokenVocabula
             assert not grammar.is_accepting()
             assert grammar.accept(token_id)
         assert grammar.is_accepting()
-        assert not allowed(grammar, vocabulary)
-        assert not any(grammar.accept(token_id) for token_id in range(vocabulary.vocab_size))
+        assert not allowed(grammar, vocabulary), f"the mask allows more behind {text}"
+        accepted = [token for i, token in enumerate(vocabulary.tokens) if grammar.accept(i)]
+        assert not accepted, f"{accepted} are accepted behind {text}"
         assert grammar.is_accepting()
 
 
@@ -326,7 +337,7 @@ def test_tokens_without_a_text_are_never_allowed(conformance: Conformance) -> No
             grammar = compiled.start()
             for _ in range(6):
                 mask = allowed(grammar, vocabulary)
-                assert mask.isdisjoint(silent), sorted(mask & silent)
+                assert mask.isdisjoint(silent), f"tokens without a text are allowed: {sorted(mask & silent)}"
                 if not mask:
                     break
                 assert grammar.accept(max(mask))
@@ -379,22 +390,19 @@ def test_blanks_of_ones_own(compiler: GrammarCompiler, vocabulary: TokenVocabula
 
 
 def test_what_is_compiled_travels(conformance: Conformance, vocabulary: TokenVocabulary) -> None:
-    """Compiled by one, loaded by another compiler, as from process to process, and twice."""
+    """All that another process has of a grammar is what `compile` returned; it can be loaded there and here, twice."""
     here: GrammarCompiler = conformance.create(vocabulary=vocabulary)
     there: GrammarCompiler = conformance.create(vocabulary=vocabulary)
     there.warm_up()
-    for request in some_requests():
-        if there.problems(request):
-            continue
-        data = there.compile(request)
-        assert isinstance(data, bytes)
-        masks = []
-        for _ in range(2):
-            compiled = here.load(request, data)
-            assert isinstance(compiled, CompiledGrammar)
-            assert compiled.size_bytes > 0
-            masks.append(allowed(compiled.start(), vocabulary))
-        assert masks[0] == masks[1] != set(), request
+    made = [(request, there.compile(request)) for request in some_requests() if not there.problems(request)]
+    for request, data in made:
+        assert isinstance(data, bytes), f"compile() returned a {type(data).__name__}, not bytes"
+        assert here.load(request, data).size_bytes > 0, "size_bytes must be above 0: the cache adds them up"
+    elsewhere = masks_elsewhere(conformance, vocabulary, made)
+    for (request, data), expected in zip(made, elsewhere, strict=True):
+        masks = [allowed(here.load(request, data).start(), vocabulary) for _ in range(2)]
+        assert masks == [expected] * 2, f"{request.source!r} has other masks in another process"
+        assert expected, f"a text of {request.source!r} cannot begin"
 
 
 def test_rows_are_written_in_place(compiler: GrammarCompiler, vocabulary: TokenVocabulary) -> None:
@@ -404,5 +412,6 @@ def test_rows_are_written_in_place(compiler: GrammarCompiler, vocabulary: TokenV
         batch = np.full((3, vocabulary.num_words), 0x5A5A5A5A, dtype=np.int32)
         grammar.fill_bitmask(batch[1])
         bits = np.unpackbits(batch[1].view(np.uint8), bitorder="little")
-        assert set(np.flatnonzero(bits).tolist()) == allowed(grammar, vocabulary)
-        assert (batch[[0, 2]] == 0x5A5A5A5A).all()
+        told = "what a row holds before shows in its mask"
+        assert set(np.flatnonzero(bits).tolist()) == allowed(grammar, vocabulary), told
+        assert (batch[[0, 2]] == 0x5A5A5A5A).all(), "rows of other sequences were written"
