@@ -1,13 +1,14 @@
 """A server under abuse of every kind at once; beside it a polite client, and afterwards a server like before.
 
-    python benchmarks/serve_abuse.py --model MODEL [--seconds 300] [--at-once 12] [-- SERVER FLAGS]
+    python benchmarks/serve_abuse.py --model MODEL [--seconds 300] [--rounds 1] [--at-once 12] [-- SERVER FLAGS]
 
 Abusers take turns at random: bytes that are no HTTP, headers without end, connections that say nothing, bodies at the
 limit, broken JSON, thousands of stop strings, prompts of megabytes, grammars and templates made to take for ever, wrong
 keys, clients that go away at any moment. The polite client streams an answer again and again and asks for /health.
-Prints JSON: for each kind of abuse the statuses it got, the longest silence in the polite streams, the longest wait for
-/health, seconds per step, memory of each process before and after; before, every block of the cache has been written
-once, as its memory is taken then. Exit code 1 if a status is none that the abuse may get (never 500), a polite answer
+Prints JSON: for each kind of abuse the statuses it got, the longest wait for /health, seconds per step, memory of each
+process before and after each round; before, every block of the cache has been written once, as its memory is taken
+then. What an engine keeps of freed memory grows with its largest steps, which the first round has: the rounds after it
+show whether anything else grows. Exit code 1 if a status is none that the abuse may get (never 500), a polite answer
 differs from the undisturbed one, or requests, blocks, connections or busy processes are left.
 """
 
@@ -222,7 +223,8 @@ class Abuse:
 
 
 class Polite:
-    """A client that does nothing wrong. silence_s: its longest wait between two pieces of an answer."""
+    """A client that does nothing wrong. counts: its answers, by what they were like; health_s: its longest wait for
+    /health."""
 
     def __init__(self, server: RemoteServer, expected: Answer) -> None:
         self._server, self._expected = server, expected
@@ -272,6 +274,17 @@ async def fill_cache(server: RemoteServer) -> int:
     return int((await settled(server))["num_steps"])
 
 
+async def one_round(abuse: Abuse, polite: Polite, arguments: argparse.Namespace, number: int) -> float:
+    """All abusers and the polite client for a while; the seconds that it took."""
+    begun = time.monotonic()
+    end = begun + arguments.seconds
+    async with asyncio.TaskGroup() as group:
+        group.create_task(polite.run(end))
+        for abuser in range(arguments.at_once):
+            group.create_task(abuse.run(abuser + number * arguments.at_once, end))
+    return time.monotonic() - begun
+
+
 async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {KEY}"}
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -283,13 +296,11 @@ async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict
         abuse, polite = Abuse(running.url, session), Polite(server, expected)
         steps = await fill_cache(server)
         before = running.resident_by_process()
-        end = time.monotonic() + arguments.seconds
-        async with asyncio.TaskGroup() as group:
-            group.create_task(polite.run(end))
-            for number in range(arguments.at_once):
-                group.create_task(abuse.run(number, end))
-        ended = time.monotonic() - end + arguments.seconds
-        left = await settled(server)
+        ended, rounds = 0.0, []
+        for number in range(arguments.rounds):
+            ended += await one_round(abuse, polite, arguments, number)
+            left = await settled(server)
+            rounds.append(running.resident_by_process())
         step_s = ended / max(1, left["num_steps"] - steps)
         after = await read(server, POLITE)
         polite.counts["same" if after == expected else "different"] += 1
@@ -300,7 +311,7 @@ async def measure(running: RunningServer, arguments: argparse.Namespace) -> dict
         "seconds": arguments.seconds, "statuses": {name: dict(counts) for name, counts in abuse.statuses.items()},
         "wrong": dict(abuse.wrong), "polite": dict(polite.counts), "longest_health_s": round(polite.health_s, 2),
         "seconds_per_step": round(step_s, 2),
-        "mib_before": before, "mib_after": running.resident_by_process(), "load_when_idle": round(load, 3),
+        "mib_before": before, "mib_after_rounds": rounds, "load_when_idle": round(load, 3),
         "connections": connections, "afterwards": left,
     }  # fmt: skip
 
@@ -324,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Abuse of every kind at once.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--rounds", type=int, default=1, help="as many times so many seconds")
     parser.add_argument("--at-once", type=int, default=12, help="abusers at a time")
     parser.add_argument("flags", nargs="*", help="flags of llmkit serve, behind --")
     arguments = parser.parse_args()
