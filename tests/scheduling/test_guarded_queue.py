@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 from llmkit.hookspecs.scheduler import Load
@@ -85,6 +86,29 @@ def test_a_request_returned_by_pop_instead_of_another_is_put_back():
     assert queue.num_faults == 1
     assert requests[1] in queue
     assert queue.peek() is requests[1]
+
+
+@pytest.mark.parametrize("answer", [None, "no", 0, []])
+def test_who_forgets_to_say_whether_to_admit_keeps_nobody_out(answer):
+    class Silent(FcfsPolicy):
+        def admit(self, request, load):  # noqa: ARG002
+            return answer
+
+    queue, requests = filled(Silent())
+    assert queue.admit(requests[0], LOAD)
+    assert queue.breaker.num_faults == 1
+    assert "neither True nor False" in queue.breaker.last_fault
+
+
+@pytest.mark.parametrize("answer", [True, False, np.True_, np.False_])
+def test_admission_is_as_the_policy_says(answer):
+    class Deciding(FcfsPolicy):
+        def admit(self, request, load):  # noqa: ARG002
+            return answer
+
+    queue, requests = filled(Deciding())
+    assert queue.admit(requests[0], LOAD) is bool(answer)
+    assert not queue.breaker.num_faults
 
 
 def test_a_fault_is_logged_once_and_counted_always(caplog):

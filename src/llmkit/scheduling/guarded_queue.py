@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
+import numpy as np
+
 from llmkit.errors import PluginError, described, shown
 from llmkit.hookspecs.scheduler import Load, SchedulerPolicy
 from llmkit.registry.breaker import Breaker
@@ -146,9 +148,13 @@ class GuardedQueue:
         return running[-1]
 
     def admit(self, request: Request, load: Load) -> bool:
-        return not self._asked() or bool(
-            self._call("admit", lambda: bool(self._policy.admit(request.view, load)), True)
-        )
+        if not self._asked():
+            return True
+        answer: object = self._call("admit", lambda: self._policy.admit(request.view, load), True)
+        if not isinstance(answer, (bool, np.bool_)):  # a forgotten `return` would keep everybody out
+            self._fault("admit", f"returned {shown(answer)}, neither True nor False")
+            return True
+        return bool(answer)
 
     def chunk(self, request: Request, offered: int) -> int:
         """How many of `offered` prompt tokens to compute now, within 1..offered."""
