@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
 from llmkit.grammars.compile_messages import Hello
 from llmkit.grammars.service import GrammarService
 from llmkit.hookspecs.plugin import Environment
-from llmkit.hookspecs.structured import GrammarRequest
+from llmkit.hookspecs.structured import CompiledGrammar, GrammarRequest
 from llmkit.registry import Registry
 from llmkit.requests.grammar_task import GrammarTask
 from llmkit.testing import hostile_grammars
@@ -393,3 +394,19 @@ def test_the_end_token_is_never_text(service: GrammarService) -> None:
     assert isinstance(ticket.result, ReadyGrammar)
     assert ticket.result.accepting
     assert EOS not in allowed(ticket.result.row)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_the_steps_come_before_what_loads(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load may be to compile again, for seconds, while the steps need every processor."""
+    found: list[int] = []
+    load = HostileCompiler.load
+
+    def noted(compiler: HostileCompiler, request: GrammarRequest, compiled: bytes) -> CompiledGrammar:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return load(compiler, request, compiled)
+
+    monkeypatch.setattr(HostileCompiler, "load", noted)
+    ticket = service.submit(task("how nice"))
+    settled(service, ticket)
+    assert found == [max(os.getpriority(os.PRIO_PROCESS, 0), 10)]

@@ -20,7 +20,7 @@ from llmkit.grammars.backends import PRELOADED
 from llmkit.grammars.cache import GrammarCache, GrammarFailure, Key, ReadyGrammar
 from llmkit.grammars.compile_messages import Compile, Hello, Outcome
 from llmkit.grammars.compile_process import CompileProcess
-from llmkit.grammars.short_turns import short_turns
+from llmkit.grammars.short_turns import short_turns, step_back
 from llmkit.requests.grammar_task import GrammarTask
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ STACK_BYTES = 16 << 20
 """Stack of the threads that load: more than the child had in which the same was tried."""
 
 LOADERS = 2
+NICE = 10
+"""Niceness of these threads: to load may be to compile again, for seconds, while the steps need every processor."""
 
 
 @dataclass(eq=False)
@@ -336,7 +338,10 @@ def _loaders() -> ThreadPoolExecutor:
             executor.submit(barrier.wait)
         barrier.wait()
 
-    executor = ThreadPoolExecutor(LOADERS, thread_name_prefix="llmkit-grammar-loader")
+    def begin() -> None:
+        step_back(threading.get_native_id(), NICE)
+
+    executor = ThreadPoolExecutor(LOADERS, thread_name_prefix="llmkit-grammar-loader", initializer=begin)
     before = threading.stack_size(STACK_BYTES)
     try:
         start(executor)  # the threads that exist now keep the stack that they were made with

@@ -1,7 +1,9 @@
-"""Long work in Python beside the step loop."""
+"""Long work beside the step loop: turns at the interpreter, and a share of the processors."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -35,3 +37,11 @@ def short_turns() -> Iterator[None]:
             _num_inside -= 1
             if _num_inside == 0:
                 sys.setswitchinterval(_before)
+
+
+def step_back(native_id: int | None, niceness: int) -> None:
+    """Let other threads come before the one of that id of the system's (`Thread.native_id`). Only where threads have
+    niceness of their own; it cannot be taken back."""
+    if sys.platform == "linux" and native_id is not None:
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, native_id, max(niceness, os.getpriority(os.PRIO_PROCESS, native_id)))

@@ -9,7 +9,6 @@ and the thread, which goes on until the library returns, has the lowest priority
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from llmkit.errors import described
-from llmkit.grammars.short_turns import short_turns
+from llmkit.grammars.short_turns import short_turns, step_back
 
 if TYPE_CHECKING:
     from llmkit.requests.message import EngineOutput
@@ -108,9 +107,7 @@ class _MaskThread:
 
     def step_back(self, niceness: int) -> None:
         """Others come first from now on."""
-        if sys.platform == "linux" and self._thread.native_id is not None:  # elsewhere that is a whole process
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._thread.native_id, niceness)
+        step_back(self._thread.native_id, niceness)
 
     def seconds(self) -> float:
         """Of processor time, where that can be told; safe to ask when the thread has ended."""
