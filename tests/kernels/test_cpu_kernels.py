@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from llmkit.mapped_memory import MappedMemory
 from llmkit_attention import cpu_kernels
 from llmkit_kernels import cpu_fused, cpu_linear, cpu_panels
 from llmkit_kernels.cpu_table import CPUKernels
-from llmkit_quantization import cpu_int4, cpu_int8, cpu_packed
+from llmkit_quantization import cpu_coded, cpu_int4, cpu_int8, cpu_packed
 from llmkit_quantization.cpu_packed import Packed
 
 
@@ -143,6 +144,22 @@ def test_what_is_not_finite_shows_in_its_row_alone(
     y = cpu_packed.linear(x, packed)
     assert not y[2].isfinite().any()
     assert torch.equal(y[[0, 1, 3, 4]], cpu_packed.linear(x[[0, 1, 3, 4]], packed))
+
+
+def test_integer_dots_are_one_instruction_where_the_processor_has_it() -> None:
+    from numba import cfunc, types
+    from numba.core.codegen import get_host_cpu_features
+
+    if "+avx512vnni" not in get_host_cpu_features().split(","):
+        pytest.skip("no AVX-512 VNNI")
+    cpu_coded.load()
+    tile = cpu_coded.coded_tile
+
+    def kernel(args: Any) -> None:
+        tile(4, args[0], args[1], args[2], args[3], args[4], args[5], args[6], args[7])
+
+    code = cfunc(types.void(types.CPointer(types.int64)))(kernel)._library.get_asm_str()
+    assert code.count("vpdpwssd") > 10 * code.count("vpmaddwd")
 
 
 def test_products_with_codes_take_any_size() -> None:

@@ -143,7 +143,7 @@ def emit_dot_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
 
     words = sums.type
     if platform.machine().lower() in ("x86_64", "amd64"):
-        # With VNNI LLVM makes one instruction of the two where latency allows; asking for it was not faster.
+        # With VNNI LLVM makes one instruction of the two (`runtime.load` sees to it).
         name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
         return builder.add(sums, emit_call(builder, name, words, a, b))
     wide = ir.VectorType(ir.IntType(32), 2 * LANES)
