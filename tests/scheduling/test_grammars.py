@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -434,7 +435,7 @@ class TestLateMasks:
         run.add("late", [1], 8, **constrained("!hang"))
         run.add("good", [1], 8, **constrained("xy"))
         run.run()
-        assert "were not found in 0.0 s, the limit is 0.01 s" in str(run.answers["late", 0].error)
+        assert re.search(r"were not found in 0\.[1-9] s, the limit is 0\.01 s", str(run.answers["late", 0].error))
         assert text_of(run, "good") == "xy"
         assert service.backends.breaker.num_faults == 0
         run.add("next", [1], 8, **constrained("xyz"))
@@ -473,6 +474,7 @@ class TestLateMasks:
     def test_masks_that_are_slow_again_and_again_end_their_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hostile_grammars, "BUSY_S", 0.02)
         monkeypatch.setattr("llmkit.scheduling.sequence_grammar.ALLOWANCE", 2)
+        monkeypatch.setattr("llmkit.scheduling.mask_threads.CLOCK_RATIO", 1e6)  # however busy the machine is
         run = harness()
         run.scheduler.grammars.masks.limit_s = 0.03
         run.add("a", [1], 8, **constrained("!busy"))

@@ -249,7 +249,7 @@ class MaskThreads:
         seconds, elapsed = thread.seconds() - job.begun_s, time.monotonic() - job.begun_at
         if seconds <= self.limit_s and elapsed <= CLOCK_RATIO * self.limit_s:
             return
-        job.given_up = job.grammar.too_slow(seconds, at_least=True)
+        job.given_up = job.grammar.too_slow(seconds if seconds > self.limit_s else elapsed, at_least=True)
         del self._owner[job]
         self._late.append(job)
         thread.step_back(NICE_LOST)

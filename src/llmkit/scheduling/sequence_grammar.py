@@ -114,7 +114,8 @@ class SequenceGrammar:
 
     def too_slow(self, seconds: float, *, at_least: bool = False) -> str | None:
         """What is wrong if a token takes so long, or together with those before it: in words, or None. at_least: it
-        has not come to an end, which is wrong in any case."""
+        has not come to an end after `seconds`, of the clock if they were not spent computing, which is wrong in any
+        case."""
         limit = self._guard.limit_s
         if at_least:
             return (

@@ -23,7 +23,8 @@ EXACT = 2e-4
 """Largest difference in float32 that another order of the same sums explains, as a share of the largest logit."""
 LONG = 150
 """Tokens of the longest sequence, if the model and its windows allow and ask for no more."""
-# Half precision: cosine of the logits to those in float32. Small random models make much of every rounding.
+# Half precision: cosine of a token's logits to those in float32, the median of a sequence's. Small random models make
+# much of every rounding, and one that chooses experts may choose others for a token that is between two.
 SIMILAR = {torch.bfloat16: 0.98, torch.float16: 0.999}
 
 Tensors = dict[str, torch.Tensor]
@@ -177,7 +178,7 @@ def test_half_precision(subject: Subject, dtype: torch.dtype) -> None:
     logits = subject.trial(dtype).step(subject.sequences)
     for s, expected in subject.whole.items():
         assert logits[s].isfinite().all(), f"logits in {dtype} are not finite"
-        cosine = torch.cosine_similarity(logits[s].flatten(), expected.flatten(), dim=0).item()
+        cosine = torch.cosine_similarity(logits[s].float(), expected.float(), dim=-1).median().item()
         assert cosine > SIMILAR[dtype], f"logits in {dtype} point elsewhere than in float32: cosine {cosine:.3f}"
 
 
