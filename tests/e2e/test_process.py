@@ -125,6 +125,16 @@ def test_no_stream_notices_that_the_engine_was_killed(
     asyncio.run(main())
 
 
+def test_the_engine_process_decides_as_the_program_would(smollm2_gguf: Path, settings: dict[str, Any]) -> None:
+    """It gets a configuration whose defaults are filled in, and must not take them for what was asked for."""
+
+    async def main() -> list[str]:
+        async with AsyncLLM(smollm2_gguf, **settings | {"dtype": "auto"}) as llm:
+            return [selection.name for selection in await llm.selections() if selection.kind == "quantization"]
+
+    assert asyncio.run(main()) == ["int4"]
+
+
 @pytest.mark.skipif(not DEEP, reason="takes seven minutes; LLMKIT_DEEP_TESTS=1 runs it")
 def test_three_kills_a_minute_for_five_minutes(smollm2_gguf: Path, golden: list[dict[str, Any]]) -> None:
     requests = requests_of(golden, 64, 96)

@@ -89,11 +89,14 @@ class DryRun:
 
 
 @collection_paused()
-def prepare_model(config: EngineConfig, registry: Registry | None = None, *, online: bool = False) -> PreparedModel:
+def prepare_model(
+    config: EngineConfig, registry: Registry | None = None, *, online: bool = False, resolved: bool = False
+) -> PreparedModel:
     """Find the model, load its tokenizer, fill in every default and check the settings against the model.
 
-    online: with the defaults of a server. Takes seconds: no weight is read. Raises ConfigError, PluginError,
-    ModelError.
+    online: with the defaults of a server. resolved: `config` is that of a prepared model, whose defaults are filled in
+    already, and which no longer shows what was asked for. Takes seconds: no weight is read. Raises ConfigError,
+    PluginError, ModelError.
     """
     from llmkit.frontend.model_source import load_tokenizer, resolve_model
 
@@ -104,23 +107,25 @@ def prepare_model(config: EngineConfig, registry: Registry | None = None, *, onl
     environment = detect_environment(device)
     freeze_imports()
     source = resolve_model(config, registry, environment)
-    resolved = resolve_config(
-        config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device), online=online
-    )
-    tokenizer = load_tokenizer(source, resolved, registry, environment)
+    if not resolved:
+        config = resolve_config(
+            config, source.config, device=device, environment=environment, gpu_bytes=_gpu_bytes(device), online=online
+        )
+    tokenizer = load_tokenizer(source, config, registry, environment)
     breakers = registry.breakers()
-    grammars = _grammars(resolved, source, tokenizer, registry, environment, breakers)
-    return PreparedModel(resolved, source, tokenizer, registry, environment, breakers, grammars)
+    grammars = _grammars(config, source, tokenizer, registry, environment, breakers)
+    return PreparedModel(config, source, tokenizer, registry, environment, breakers, grammars)
 
 
 def build_engine(
     config: EngineConfig, registry: Registry | None = None, progress: LoadProgress | None = None
 ) -> Engine:
-    """Build everything that `config` chooses and load the model. `progress` is told of the bytes read.
+    """Build everything that the configuration of a prepared model chooses and load the model. `progress` is told of
+    the bytes read.
 
     Raises ConfigError, PluginError, ModelError, OutOfMemoryError; what was started by then is stopped again.
     """
-    return start_engine(prepare_model(config, registry), progress)
+    return start_engine(prepare_model(config, registry, resolved=True), progress)
 
 
 @set_aside()
