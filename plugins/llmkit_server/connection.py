@@ -26,7 +26,8 @@ _REASONS = {
 class Connection(HttpToolsProtocol):
     """Ends a connection whose request line and headers do not come within HEAD_TIMEOUT_S or are longer than
     MAX_HEAD_BYTES, and one whose client reads nothing for READER_TIMEOUT_S while an answer waits; its request is
-    aborted as if the client had gone. Connections beyond `max_connections` get a 503 at once.
+    aborted as if the client had gone. Connections beyond `max_connections` get a 503 at once. One that is idle after an
+    answer is closed without a word, by uvicorn: a client might take a word for the next answer.
     """
 
     max_connections = 1_000_000
@@ -37,6 +38,7 @@ class Connection(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
         self._in_body = False
+        self._head_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,13 +56,20 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self._head_timer is None and not self._in_body and self.cycle is not None and self.cycle.response_complete:
+            self._await_head()
         if self._head_timer is not None and not self._in_body:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(ApiError(431, f"The headers are longer than {MAX_HEAD_BYTES} bytes."))
 
+    def on_message_begin(self) -> None:
+        self._head_begun = True
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         self._head_arrived()
+        self._head_begun = False
         self._in_body = True
         super().on_headers_complete()
 
@@ -70,7 +79,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
+        if self._head_begun and self.cycle.response_complete and not self.transport.is_closing():
             self._await_head()
 
     def pause_writing(self) -> None:

@@ -28,7 +28,7 @@ MAX_HEAD_BYTES = 262_144
 """Request line and headers together."""
 
 HEAD_TIMEOUT_S = 60.0
-"""How long a client may take to send them, from the connection or the end of the answer before."""
+"""How long a client may take to send them, from the connection or from their first byte after an answer."""
 
 READER_TIMEOUT_S = 120.0
 """How long a client may read nothing while an answer waits for it, before its request is given up."""

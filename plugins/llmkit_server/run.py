@@ -171,6 +171,7 @@ def uvicorn_config(app: FastAPI, settings: ServerConfig) -> uvicorn.Config:
         ws="none",
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,

@@ -71,10 +71,17 @@ async def refused(reader):
 
 @pytest.mark.parametrize(
     "pieces",
-    [[b""], [b"GET /health HTTP/1.1\r\nX: "], [b"\r\n"], [HEALTH], [HEALTH, b"G"], [HEALTH + b"GET / HTTP/1.1\r\nX:"]],
+    [
+        [b""],
+        [b"GET /health HTTP/1.1\r\nX: "],
+        [b"\r\n"],
+        [HEALTH, b"G"],
+        [HEALTH, b"\r\n"],
+        [HEALTH + b"GET / HTTP/1.1\r\nX:"],
+    ],
 )
 def test_a_head_that_does_not_come(listen, monkeypatch, pieces):
-    """Neither before the first request nor after one, whether something is said or nothing."""
+    """Neither on a new connection nor where one has begun."""
     monkeypatch.setattr("llmkit_server.connection.HEAD_TIMEOUT_S", 0.1)
 
     async def use(connect):
@@ -88,6 +95,23 @@ def test_a_head_that_does_not_come(listen, monkeypatch, pieces):
         return status, message
 
     assert listen(use) == (408, "No request has arrived within 0.1 s.")
+
+
+def test_a_connection_that_is_idle_is_kept_and_then_closed_without_a_word(served, listen, monkeypatch):
+    monkeypatch.setattr("llmkit_server.connection.HEAD_TIMEOUT_S", 0.05)
+    served.context.settings = served.context.settings.model_copy(update={"keep_alive_s": 1})
+
+    async def use(connect):
+        reader, writer = await connect()
+        for pause_s in (0.2, 0.0):
+            writer.write(HEALTH)
+            assert (await answer(reader))[0] == 200
+            await asyncio.sleep(pause_s)
+        left = await reader.read()
+        writer.close()
+        return left
+
+    assert listen(use) == b""
 
 
 def test_the_time_for_a_head_does_not_end_an_answer(served, listen, monkeypatch):

@@ -83,6 +83,13 @@ class ServerConfig(Section):
         gt=0,
         description="Seconds without a finished step while work is pending after which /health answers 503.",
     )
+    keep_alive_s: int = Field(
+        default=75,
+        ge=0,
+        le=86400,
+        description="Seconds after which a connection is closed on which nothing comes after an answer; more than "
+        "clients and proxies keep theirs, or a request may meet the end of its connection.",
+    )
     shutdown_timeout_s: float = Field(
         default=120.0,
         ge=0,
