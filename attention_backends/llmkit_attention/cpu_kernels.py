@@ -31,6 +31,7 @@ _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _attention: Any = None
 _write: Any = None
 fetch_block: Any = None  # inner functions, bound by load()
+fetch_columns: Any = None
 score_rows: Any = None
 value_rows: Any = None
 softmax_row: Any = None
@@ -71,23 +72,44 @@ def _fetch_block(args: Any, table: int, head: int, first: int, count: int, part:
             ops.vstore(target + 4 * (j * d + c), value)
 
 
-def _score_rows(q: int, rows: int, k: int, count: int, d: int, s: int, ahead: int) -> None:
-    """s[row, j] = q[row, :] k[j, :] for few rows; s has BLOCK columns. The rows k + ahead are prefetched."""
-    i, n, wide, whole = 0, 4 * d, 4 * BLOCK, count & -4
-    while i < rows:
-        left, step = q + i * n, min(3, rows - i)
-        for j in range(0, whole, 4):
-            right, place = k + j * n, s + i * wide + 4 * j
-            if step == 3:
-                tiles.dot_tile(3, 4, left, n, right, n, place, wide, d, right + ahead)
-            elif step == 2:
-                tiles.dot_tile(2, 4, left, n, right, n, place, wide, d, right + ahead)
+def _fetch_columns(args: Any, table: int, head: int, start: int, begin: int, count: int, buffer: int) -> None:
+    """K of keys start + begin .. start + count of one KV head, transposed: float32 [d, BLOCK] behind BLOCK rows of d at
+    `buffer`. begin: a multiple of LANES. Columns beyond count are what lies there. Their V is fetched ahead."""
+    d, shift, heads = args[_D], args[_PAGE_SHIFT], args[_HK]
+    columns, page_bytes = buffer + 4 * BLOCK * d, 4 * (d << shift)
+    direct = args[_FORMAT] == 0 and (1 << shift) >= LANES
+    if not direct:
+        fetch_block(args, table, head, start + begin, count - begin, 0, buffer + 4 * begin * d)
+    for j in range(begin, count, LANES):
+        source, ahead = buffer + 4 * j * d, 0
+        if direct:
+            key = start + j
+            page = ops.iload(table + 4 * (key >> shift))
+            source = args[_KV] + (page * 2 * heads + head) * page_bytes + 4 * (key & ((1 << shift) - 1)) * d
+            ahead = heads * page_bytes
+        for c in range(0, d, LANES):
+            ops.transpose(source + 4 * c, 4 * d, columns + 4 * (c * BLOCK + j), 4 * BLOCK)
+            if ahead > 0 and c & 15 == 0:
+                for row in range(LANES):
+                    ops.prefetch(source + ahead + 4 * (row * d + c))
+
+
+def _score_rows(q: int, rows: int, columns: int, count: int, d: int, s: int) -> None:
+    """s[row, j] = q[row, :] k[j, :] for few rows and j < count; columns: K transposed, as `_fetch_columns` leaves it.
+
+    A score is added up in the order of d, as in `_block_scores`: an answer does not depend on what is computed with it.
+    """
+    n, wide, span = 4 * d, 4 * BLOCK, VECTORS * LANES
+    for j in range(0, count, span):
+        i = 0
+        while i < rows:
+            left, place = q + i * n, s + i * wide + 4 * j
+            if rows - i >= 3:
+                tiles.outer_tile(3, VECTORS, left, n, columns + 4 * j, wide, place, wide, d, 0, 0)
+                i += 3
             else:
-                tiles.dot_tile(1, 4, left, n, right, n, place, wide, d, right + ahead)
-        for j in range(whole, count):
-            for r in range(step):
-                tiles.dot_tile(1, 1, left + r * n, n, k + j * n, n, s + (i + r) * wide + 4 * j, wide, d, 0)
-        i += step
+                tiles.outer_tile(1, VECTORS, left, n, columns + 4 * j, wide, place, wide, d, 0, 0)
+                i += 1
 
 
 def _value_rows(p: int, rows: int, v: int, count: int, d: int, o: int, ahead: int) -> None:
@@ -149,41 +171,35 @@ def _decode_keys(
 ) -> None:
     """Attend from one token's query heads of KV head `head` to keys first .. length of its sequence.
 
-    q, o: [group, d]; s: [group, BLOCK] of scratch; state: maximum and sum of each row; buffer: BLOCK rows of d.
+    q, o: [group, d]; s: [group, BLOCK] of scratch; state: maximum and sum of each row; buffer: 2 x BLOCK rows of d.
     """
     d, group, shift, cap = args[_D], args[_HQ] // args[_HK], args[_PAGE_SHIFT], ops.as_float(args[_CAP])
     table = args[_TABLE] + 4 * seq * args[_PAGES]
-    direct = args[_FORMAT] == 0 and shift >= 2
+    direct = args[_FORMAT] == 0
     page_bytes = 4 * (d << shift)
     start = first - (first & (BLOCK - 1))
     while start < length:
         count = min(BLOCK, length - start)
-        begin = max(0, first - start) & -4
-        for part in range(2):
-            if direct:
-                j = begin
-                while j < count:
-                    key = start + j
-                    offset = key & ((1 << shift) - 1)
-                    take = min((1 << shift) - offset, count - j)
-                    page = ops.iload(table + 4 * (key >> shift))
-                    place = args[_KV] + ((page * 2 + part) * args[_HK] + head) * page_bytes + 4 * offset * d
-                    if part == 0:
-                        score_rows(q, group, place, take, d, s + 4 * j, args[_HK] * page_bytes)
-                    else:
-                        ahead = ops.iload(table + 4 * (min(key + BLOCK, length - 1) >> shift))
-                        ahead = ((ahead - page) * 2 - 1) * args[_HK] * page_bytes
-                        value_rows(s + 4 * j, group, place, take, d, o, ahead)
-                    j += take
-            else:
-                fetch_block(args, table, head, start + begin, count - begin, part, buffer)
-                if part == 0:
-                    score_rows(q, group, buffer, count - begin, d, s + 4 * begin, 0)
-                else:
-                    value_rows(s + 4 * begin, group, buffer, count - begin, d, o, 0)
-            if part == 0:
-                for g in range(group):
-                    softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
+        begin = max(0, first - start) & -LANES
+        fetch_columns(args, table, head, start, begin, count, buffer)
+        score_rows(q, group, buffer + 4 * BLOCK * d, count, d, s)
+        for g in range(group):
+            softmax_row(s + 4 * g * BLOCK, first - start, count, count, cap, state + 8 * g, o + 4 * g * d, d)
+        if direct:
+            j = begin
+            while j < count:
+                key = start + j
+                offset = key & ((1 << shift) - 1)
+                take = min((1 << shift) - offset, count - j)
+                page = ops.iload(table + 4 * (key >> shift))
+                place = args[_KV] + ((page * 2 + 1) * args[_HK] + head) * page_bytes + 4 * offset * d
+                ahead = ops.iload(table + 4 * (min(key + BLOCK, length - 1) >> shift))
+                ahead = ((ahead - page) * 2 - 1) * args[_HK] * page_bytes
+                value_rows(s + 4 * j, group, place, take, d, o, ahead)
+                j += take
+        else:
+            fetch_block(args, table, head, start + begin, count - begin, 1, buffer)
+            value_rows(s + 4 * begin, group, buffer, count - begin, d, o, 0)
         start += BLOCK
 
 
@@ -259,10 +275,7 @@ def _block_scores(
     d = args[_D]
     kt = buffer + 4 * BLOCK * d
     n, wide = 4 * d, 4 * BLOCK
-    fetch_block(args, table, head, start, count, 0, buffer)
-    for j in range(0, count, LANES):  # rows beyond count are stale memory; their scores are masked later
-        for c in range(0, d, LANES):
-            ops.transpose(buffer + 4 * (j * d + c), 4 * d, kt + 4 * (c * BLOCK + j), 4 * BLOCK)
+    fetch_columns(args, table, head, start, 0, count, buffer)  # scores beyond count are masked later
     for r in range(0, padded, ROWS):
         for j in range(0, count, VECTORS * LANES):
             place = s + r * wide + 4 * j
@@ -370,13 +383,14 @@ def _write_kernel(args: Any) -> None:
 def load() -> None:
     """Compile or load both kernels (about 5 s the first time ever, then 0.1 s)."""
     global LANES, ROWS, VECTORS, _attention, _write
-    global fetch_block, score_rows, value_rows, softmax_row, block_scores, block_values
+    global fetch_block, fetch_columns, score_rows, value_rows, softmax_row, block_scores, block_values
     global read_query, decode_keys, write_rows, decode_item, shared_item, prefill_item
     if _attention is not None:
         return
     runtime.load()
     LANES, ROWS, VECTORS = ops.LANES, tiles.OUTER_ROWS, tiles.OUTER_VECTORS
     fetch_block, softmax_row = runtime.inner(_fetch_block), runtime.inner(_softmax_row)
+    fetch_columns = runtime.inner(_fetch_columns)
     score_rows, value_rows = runtime.inner(_score_rows), runtime.inner(_value_rows)
     block_scores, block_values = runtime.inner(_block_scores), runtime.inner(_block_values)
     read_query, write_rows = runtime.inner(_read_query), runtime.inner(_write_rows)

@@ -38,6 +38,7 @@ vround: Any = None  # to the nearest integer, ties to even
 hstore: Any = None  # (address, float32), as float16
 vstore_int8: Any = None  # (address, vec), from integers -128..127
 vstore_int16: Any = None  # (address, vec), from integers -32768..32767
+prefetch: Any = None  # (address), into the second cache
 transpose: Any = None  # (source, source_stride, target, target_stride): a LANES x LANES block; strides in bytes
 iload64: Any = None  # (address) -> int64
 istore: Any = None  # (address, int64), its low half as int32
@@ -249,6 +250,7 @@ def _memory(types: Any, vec: Any, ir: Any, vector: Any) -> dict[str, tuple[Any, 
         "hstore": (void, (i64, f32), lambda b, p, v: emit_store(b, p, b.fptrunc(v, ir.HalfType()))),
         "vstore_int8": (void, (i64, vec), lambda b, p, v: emit_store(b, p, b.trunc(b.fptosi(v, word), byte))),
         "vstore_int16": (void, (i64, vec), lambda b, p, v: emit_store(b, p, b.trunc(b.fptosi(v, word), short))),
+        "prefetch": (void, (i64,), emit_prefetch),
         "transpose": (void, (i64, i64, i64, i64), _emit_transpose),
         "take": (i64, (types.CPointer(i64), i64), atomic),
     }
