@@ -293,6 +293,30 @@ def test_paged_attention(heads: int, group: int, head_size: int, page_size: int,
     assert relative_error(out, expected) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("page_size", "window", "cap"), [(16, 0, 0.0), (8, 37, 3.0), (1, 0, 0.0), (64, 0, 20.0)])
+def test_a_token_attends_alone_as_in_a_prompt_to_the_bit(
+    page_size: int, window: int, cap: float, dtype: torch.dtype
+) -> None:
+    """However a prompt is cut into chunks, and whether a token is the last of one or decodes."""
+    length, group = 203, 3
+    torch.manual_seed(page_size + window)
+    batch = paged_batch([length], [length], page_size)
+    kv = torch.randn(int(batch["table"].max()) + 1, 2, 2, page_size, 64).to(dtype)
+    q = torch.randn(length, 2 * group, 64)
+    whole = torch.empty_like(q)
+    cpu_kernels.paged_attention(
+        q, kv, *(batch[name] for name in ("table", "starts", "lens")), 0.125, window, cap, whole
+    )
+    for count in (1, 2, 50):
+        for last in (*range(count, length, 13), length):
+            part = q[last - count : last].contiguous()
+            out = torch.empty_like(part)
+            starts, lens = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, count], [last]))
+            cpu_kernels.paged_attention(part, kv, batch["table"], starts, lens, 0.125, window, cap, out)
+            assert torch.equal(out, whole[last - count : last])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page_size", [16, 1])
 def test_write_then_attend(dtype: torch.dtype, page_size: int) -> None:
