@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmkit.frontend.tokenizer import Tokenizer
     from llmkit_weights.gguf_file import GgufFile
 
-info = PluginInfo(summary="GGUF file: weights are dequantised, configuration and tokenizer come from its metadata")
+info = PluginInfo(summary="GGUF file: weights, and configuration and tokenizer from its metadata")
 
 
 _ROLES = {"token_embd.weight": "embedding", "output.weight": "lm_head"}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from llmkit_structured.guidance import GuidanceOptions
 
 _SIZE_BYTES = 1 << 20
+_LIMITS = ("Parser Error", "Lexer Error")
+"""How messages of the library begin where a limit of its own is exceeded; its stop reason is not always so exact."""
 
 
 class GuidanceCompiler(GrammarCompiler):
@@ -173,5 +175,10 @@ class MatcherState(Grammar):
         self._num_tokens -= num_tokens
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise EngineError(f"llguidance has given up on the grammar: {_first_line(self._matcher)}.")
+        if not self._matcher.is_error():
+            return
+        cause = _first_line(self._matcher)
+        message = f"llguidance has given up on the grammar: {cause}."
+        if cause.startswith(_LIMITS):
+            raise InvalidRequestError(message, param=PARAM)
+        raise EngineError(message)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 
+import msgspec
 import numpy as np
 import pytest
 
 from llmkit.errors import InvalidRequestError
 from llmkit.frontend.chat_template import ChatTemplate
 from llmkit.frontend.prompts import RequestOptions
+from llmkit.hookspecs.structured import GrammarRequest
+from llmkit.requests.grammar_task import GrammarTask
+from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 
 EOS = 257
@@ -247,3 +252,11 @@ def test_prompts_of_other_things(make_processor, byte_tokenizer, prompt):
 )
 def test_options_of_other_things(make_processor, byte_tokenizer, options, param):
     assert refusal(make_processor(byte_tokenizer), "hi", options=options).param == param
+
+
+def test_a_schema_with_numbers_that_no_message_can_hold_travels(make_processor, byte_tokenizer):
+    schema = {"type": "integer", "maximum": 2**64}
+    task = GrammarTask(GrammarRequest("json_schema", json.dumps(schema)), ("xgrammar",))
+    params = SamplingParams(structured_outputs={"json": schema})
+    request = make_processor(byte_tokenizer).prepare("x", params, grammar=task).engine_request
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=EngineRequest).grammar == task

@@ -226,6 +226,7 @@ class TestAnswers:
         run.add("a", [1], 5, **constrained("xé"))
         run.run()
         assert "no token of this model leads on" in str(run.answers["a", 0].error)
+        assert run.answers["a", 0].error_param == "structured_outputs"
 
 
 class TestStopTokens:
@@ -369,9 +370,19 @@ class TestFaults:
         run.run()
         assert run.answers["bad", 0].error == message or act in ("!accept", "!deny")
         assert run.answers["bad", 0].finish_reason == "error"
+        assert run.answers["bad", 0].error_param is None
         assert text_of(run, "good") == "xy"
         run.check_answers()
         assert service.backends.breaker.num_faults == 1
+
+    def test_a_grammar_beyond_a_limit_of_its_library_is_no_fault_of_the_engine(self) -> None:
+        service = ManualService()
+        run = harness(service)
+        run.add("a", [1], 8, **constrained("!limit"))
+        run.run()
+        answer = run.answers["a", 0]
+        assert (answer.error, answer.error_param) == ("a limit is exceeded", "structured_outputs")
+        assert service.backends.breaker.num_faults == 0
 
     def test_a_mask_that_takes_too_long_ends_its_request(self) -> None:
         service = ManualService()
@@ -380,6 +391,7 @@ class TestFaults:
         run.add("a", [1], 8, **constrained("!busy"))
         run.run()
         assert "The grammar is too complex: the tokens allowed at one place" in str(run.answers["a", 0].error)
+        assert run.answers["a", 0].error_param == "structured_outputs"
         assert service.backends.breaker.num_faults == 0
 
     def test_calls_are_counted_and_timed(self) -> None:
@@ -436,6 +448,7 @@ class TestLateMasks:
         run.add("good", [1], 8, **constrained("xy"))
         run.run()
         assert re.search(r"were not found in 0\.[1-9] s, the limit is 0\.01 s", str(run.answers["late", 0].error))
+        assert run.answers["late", 0].error_param == "structured_outputs"
         assert text_of(run, "good") == "xy"
         assert service.backends.breaker.num_faults == 0
         run.add("next", [1], 8, **constrained("xyz"))

@@ -143,14 +143,15 @@ class InputProcessor:
         return replace(prepared, engine_request=request)
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
-        """A seed where there is none, and the vocabulary's size for -1 log-probabilities."""
-        changes: dict[str, Any] = {}
+        """A seed where there is none, and the vocabulary's size for -1 log-probabilities. Without the constraint, which
+        the request has as its grammar: a message cannot hold every number of a schema."""
+        changes: dict[str, Any] = {"structured_outputs": None}
         if params.seed is None:
             changes["seed"] = secrets.randbits(63)
         for field in ("logprobs", "prompt_logprobs"):
             if getattr(params, field) == -1:
                 changes[field] = self.limits.vocab_size
-        return msgspec.structs.replace(params, **changes) if changes else params
+        return msgspec.structs.replace(params, **changes)
 
     def _check_params(self, params: SamplingParams) -> None:
         for field in ("logprobs", "prompt_logprobs"):

@@ -56,8 +56,9 @@ class GrammarRequest:
 
 class Grammar(ABC):
     """State of one sequence's grammar. Used by one thread at a time, not always the same: calls must take well under a
-    millisecond as a rule, and let go of the interpreter where they may take longer. What raises ends its request; more
-    than a few in a row open the engine's circuit breaker.
+    millisecond as a rule, and let go of the interpreter where they may take longer. What raises ends its request.
+    An InvalidRequestError says that the request is to blame, as when its grammar exceeds a limit of the library; of
+    anything else, more than a few in a row open the engine's circuit breaker.
     """
 
     @abstractmethod

@@ -89,16 +89,16 @@ class GrammarGate:
         if self._service is not None:
             self._service.close()
 
-    def begin(self, group: RequestGroup, ready: ReadyGrammar) -> str | None:
-        """Give every sequence of `group` its grammar. Tokens of an earlier engine are taken in. What is wrong, in
-        words, or None; a sequence whose text is complete already says so."""
+    def begin(self, group: RequestGroup, ready: ReadyGrammar) -> GrammarFailure | None:
+        """Give every sequence of `group` its grammar. Tokens of an earlier engine are taken in. What is wrong, or None;
+        a sequence whose text is complete already says so."""
         assert self._service is not None
         request = group.request
         vocab_size = self._service.backends.vocabulary.vocab_size
         stops = StopMasks(request.stop_token_ids, request.eos_token_ids, vocab_size)
         row, complete = SequenceGrammar.first_step(ready, stops)
         if row is None:
-            return "structured_outputs allows no text that this model can write."
+            return GrammarFailure("structured_outputs allows no text that this model can write.")
         row.flags.writeable = False
         guard = self._guard(ready.backend)
         for sequence in group.sequences:
@@ -116,8 +116,8 @@ class GrammarGate:
         return guard
 
 
-def _resume(sequence: Request) -> str | None:
-    """Take in what `sequence` has produced in an earlier engine. What is wrong with it, in words, or None."""
+def _resume(sequence: Request) -> GrammarFailure | None:
+    """Take in what `sequence` has produced in an earlier engine. What is wrong with it, or None."""
     prior = sequence.token_ids[sequence.num_prompt_tokens :]
     if not prior or sequence.status is RequestStatus.FINISHED:
         return None

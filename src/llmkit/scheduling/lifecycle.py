@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmkit.errors import InvalidRequestError
-from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
+from llmkit.grammars.cache import GrammarFailure
 from llmkit.requests.message import EngineOutput, EngineRequest, FinishReason
 from llmkit.requests.output import FinishedRequest
 from llmkit.requests.request import Request, RequestGroup, RequestStatus
@@ -149,7 +149,7 @@ class Lifecycle:
     def settle_grammars(self) -> None:
         """Requests whose grammar has been compiled wait for their turn; those that get none end."""
         for group, result in self._grammars.leave():
-            failure = result if isinstance(result, GrammarFailure) else self._begin_grammar(group, result)
+            failure = result if isinstance(result, GrammarFailure) else self._grammars.begin(group, result)
             if failure is not None:
                 param = PARAM if failure.refused else None
                 for request in reversed(group.sequences):
@@ -163,10 +163,6 @@ class Lifecycle:
             if group.leader.status is RequestStatus.COMPILING:
                 group.leader.status = RequestStatus.WAITING
                 self._queue.add(group.leader)
-
-    def _begin_grammar(self, group: RequestGroup, ready: ReadyGrammar) -> GrammarFailure | None:
-        problem = self._grammars.begin(group, ready)
-        return None if problem is None else GrammarFailure(problem)
 
     def park(self, request: Request) -> None:
         """The request that should enter next waits for the connector's answer, and lets others go first."""

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from llmkit.errors import described
+from llmkit.grammars.cache import GrammarFailure
 from llmkit.grammars.short_turns import short_turns, step_back
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class MaskJob:
     token_id: int
     last: bool
     output: EngineOutput
-    wrong: str | None = None
-    given_up: str | None = None
+    wrong: GrammarFailure | None = None
+    given_up: GrammarFailure | None = None
     ended: bool = False
     thread: _MaskThread | None = field(default=None, repr=False)
     begun_s: float = 0.0
@@ -68,8 +69,8 @@ class MaskJob:
         return self.request.grammar
 
     @property
-    def problem(self) -> str | None:
-        """What ends the request, in words; None if nothing does."""
+    def problem(self) -> GrammarFailure | None:
+        """What ends the request; None if nothing does."""
         return self.given_up or self.wrong
 
     def run(self) -> None:
@@ -77,7 +78,7 @@ class MaskJob:
         try:
             self.wrong = self.grammar.advance([self.token_id], last=self.last)
         except BaseException as error:  # nobody else would tell of it
-            self.wrong = f"The grammar failed: {described(error)}"
+            self.wrong = GrammarFailure(f"The grammar failed: {described(error)}", refused=False)
 
 
 class _MaskThread:

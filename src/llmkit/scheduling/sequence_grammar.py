@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmkit.errors import described
+from llmkit.errors import InvalidRequestError, described
+from llmkit.grammars.cache import GrammarFailure
 from llmkit.registry.timings import CallTiming
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class SequenceGrammar:
 
     row int32[words]: what may come next, stop tokens included where they may; the plan takes it as it is. complete:
     nothing may come next, the text is whole. pending: the last sampled token has not been taken in yet, so that none of
-    these says anything. slow: whether the last token took more than SLOW_S. Whatever the grammar raises or denies is
-    counted and becomes a message.
+    these says anything. slow: whether the last token took more than SLOW_S. Whatever the grammar raises or denies
+    becomes a message, and is counted as the engine's fault unless it is an InvalidRequestError.
     """
 
     __slots__ = ("_guard", "_own", "_ready", "_slow_s", "_state", "_stops", "complete", "pending", "row", "slow")
@@ -100,9 +101,9 @@ class SequenceGrammar:
             stops.add_ends(row)
         return row, False
 
-    def advance(self, token_ids: Iterable[int], *, last: bool = False) -> str | None:
+    def advance(self, token_ids: Iterable[int], *, last: bool = False) -> GrammarFailure | None:
         """Take in tokens of the text, none of them a stop token that ends it. last: no further token is going to be
-        sampled, so only `complete` is of interest. What is wrong, in words, or None."""
+        sampled, so only `complete` is of interest. What is wrong, or None."""
         start = thread_time()
         problem = self._advance(token_ids, last=last)
         seconds = thread_time() - start
@@ -112,29 +113,28 @@ class SequenceGrammar:
             return problem or self.too_slow(seconds)
         return problem
 
-    def too_slow(self, seconds: float, *, at_least: bool = False) -> str | None:
-        """What is wrong if a token takes so long, or together with those before it: in words, or None. at_least: it
-        has not come to an end after `seconds`, of the clock if they were not spent computing, which is wrong in any
-        case."""
+    def too_slow(self, seconds: float, *, at_least: bool = False) -> GrammarFailure | None:
+        """What is wrong if a token takes so long, or together with those before it, or None. at_least: it has not come
+        to an end after `seconds`, of the clock if they were not spent computing, which is wrong in any case."""
         limit = self._guard.limit_s
         if at_least:
-            return (
+            return GrammarFailure(
                 f"The grammar is too complex: the tokens allowed at one place were not found in {seconds:.1f} s, "
                 f"the limit is {limit:g} s (structured.mask_timeout_s)."
             )
         if seconds > limit:
-            return (
+            return GrammarFailure(
                 f"The grammar is too complex: the tokens allowed at one place took {seconds:.1f} s to find, "
                 f"more than {limit:g} s (structured.mask_timeout_s)."
             )
         if self._slow_s > ALLOWANCE * limit:
-            return (
+            return GrammarFailure(
                 f"The grammar is too complex: finding the tokens allowed took {self._slow_s:.1f} s in all, more than "
                 f"{ALLOWANCE} times structured.mask_timeout_s ({limit:g} s)."
             )
         return None
 
-    def _advance(self, token_ids: Iterable[int], *, last: bool) -> str | None:
+    def _advance(self, token_ids: Iterable[int], *, last: bool) -> GrammarFailure | None:
         guard = self._guard
         try:
             start = perf_counter()
@@ -144,7 +144,9 @@ class SequenceGrammar:
             for token_id in token_ids:
                 if not state.accept(token_id):
                     guard.breaker.record(f"does not accept token {token_id}, which it had allowed")
-                    return f"The grammar engine {guard.name} does not accept a token that it had allowed."
+                    return GrammarFailure(
+                        f"The grammar engine {guard.name} does not accept a token that it had allowed.", refused=False
+                    )
             accepting = bool(state.is_accepting())
             accepted = perf_counter()
             guard.accepts.add(accepted - start)
@@ -153,11 +155,13 @@ class SequenceGrammar:
             return self._fill(state, accepting)
         except KeyboardInterrupt:
             raise
+        except InvalidRequestError as error:
+            return GrammarFailure(error.message)
         except BaseException as error:  # a panic in Rust is no Exception
             guard.breaker.record(error)
-            return f"The grammar engine {guard.name} failed: {described(error)}"
+            return GrammarFailure(f"The grammar engine {guard.name} failed: {described(error)}", refused=False)
 
-    def _fill(self, state: Grammar, accepting: bool) -> str | None:
+    def _fill(self, state: Grammar, accepting: bool) -> GrammarFailure | None:
         guard = self._guard
         if not self._own:
             self.row = np.zeros(self._stops.num_words, dtype=np.int32)
@@ -170,7 +174,7 @@ class SequenceGrammar:
             self.complete = not going_on
             self._stops.add_ends(self.row)
         elif not going_on:
-            return "The grammar has come to a point from which no token of this model leads on."
+            return GrammarFailure("The grammar has come to a point from which no token of this model leads on.")
         return None
 
 

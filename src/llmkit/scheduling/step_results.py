@@ -11,6 +11,7 @@ from llmkit.errors import EngineError
 from llmkit.requests.logprobs import PositionLogprobs
 from llmkit.requests.message import EngineOutput
 from llmkit.requests.request import Request, RequestStatus
+from llmkit.scheduling.grammar_gate import PARAM
 from llmkit.scheduling.guarded_queue import GuardedQueue
 from llmkit.scheduling.lifecycle import Lifecycle
 from llmkit.scheduling.mask_threads import MaskJob, MaskThreads
@@ -193,15 +194,17 @@ class StepResults:
         """The grammar of a row has taken its token, or has a problem with it."""
         request, output = job.request, job.output
         self._append(request, job.token_id, output)
-        if job.problem is not None:
-            output.finish_reason, output.error = "error", job.problem
+        problem = job.problem
+        if problem is not None:
+            output.finish_reason, output.error = "error", problem.message
+            output.error_param = PARAM if problem.refused else None
         elif job.grammar.complete:
             output.finish_reason, output.last_token_is_text = "stop", True
             request.group.metrics.last_token_time = time.monotonic()
         else:
             self._stop_if_last(request, job.token_id, output)
             return
-        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, job.problem)
+        output.kv_transfer_params = self._lifecycle.end(request, output.finish_reason, output.error)
 
     def _first_token(self, request: Request, num_computed_tokens: int) -> None:
         request.has_sampled = True

@@ -55,6 +55,8 @@ class ChoiceGrammar(Grammar):
     def fill_bitmask(self, row: np.ndarray[Any, np.dtype[np.int32]]) -> None:
         if self._misbehaves("mask"):
             raise RuntimeError("no mask today")
+        if self._misbehaves("limit"):
+            raise InvalidRequestError("a limit is exceeded", param="structured_outputs")
         if self._misbehaves("panic"):
             raise Panic("index out of bounds")
         if self._misbehaves("slow"):

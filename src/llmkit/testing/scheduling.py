@@ -46,6 +46,7 @@ class Answer:
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    error_param: str | None = None
     num_cached_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[PositionLogprobs | None] = field(default_factory=list)
@@ -216,7 +217,7 @@ class SchedulingHarness:
         answer.token_ids += output.new_token_ids
         answer.finish_reason = output.finish_reason
         answer.stop_reason = output.stop_reason
-        answer.error = output.error
+        answer.error, answer.error_param = output.error, output.error_param
         answer.num_cached_tokens = output.num_cached_tokens
         answer.kv_transfer_params = output.kv_transfer_params
         answer.prompt_logprobs += output.prompt_logprobs or []
