@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("llmkit.server")
 
+ANSWERS_END_S = 2.0
+"""How long requests that have not finished in time have to tell their clients so, before they are cancelled."""
+
 THREADS_END_S = 2.0
 """How long the end of the process waits for threads that are still at something."""
 
@@ -45,11 +48,15 @@ class Server(uvicorn.Server):
     """uvicorn's server with llmkit's end: the first SIGTERM or SIGINT stops new requests and lets those under way
     finish, the second one ends them; both exit with 0. An engine that is gone for good ends the server with 1.
 
-    ready: called once connections are accepted.
+    finish_s: how long requests may take to finish; the engine is closed then, which their clients are told. ready:
+    called once connections are accepted.
     """
 
-    def __init__(self, config: uvicorn.Config, context: ServerContext, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, context: ServerContext, finish_s: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._finish_s = finish_s
         self._context = context
         self._ready = ready
         self.exit_code = 0
@@ -57,6 +64,14 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
         self._ready()
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        answers = asyncio.ensure_future(super().shutdown(sockets))  # type: ignore[arg-type]
+        finished, _ = await asyncio.wait([answers], timeout=self._finish_s)
+        if not finished:
+            logger.warning("Requests that have not finished in %g s are ended.", self._finish_s)
+            await self._context.llm.close()
+        await answers
 
     async def on_tick(self, counter: int) -> bool:
         health = self._context.llm.health
@@ -109,6 +124,7 @@ def serve(config: EngineConfig, progress: LoadProgress | None, announce: Callabl
             server = Server(
                 uvicorn_config(app, settings),
                 context,
+                settings.shutdown_timeout_s,
                 lambda: announce(f"Serving {', '.join(context.models.names)} at {address_of(listening, settings)}"),
             )
         except BaseException:
@@ -172,7 +188,7 @@ def uvicorn_config(app: FastAPI, settings: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
+        timeout_graceful_shutdown=round(settings.shutdown_timeout_s + ANSWERS_END_S),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
         ssl_ca_certs=settings.ssl_ca_certs,

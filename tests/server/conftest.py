@@ -380,7 +380,7 @@ def live(smollm2_gguf: Path) -> Iterator[Live]:
     config = uvicorn_config(app, llm.config.server)
     config.port = 0
     ready = threading.Event()
-    server = Server(config, app.state.server, ready.set)
+    server = Server(config, app.state.server, 60.0, ready.set)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

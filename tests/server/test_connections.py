@@ -37,7 +37,7 @@ def listen(served):
             config.http = type("Limited", (Connection,), {"max_connections": max_connections})
             config.port = 0
             ready = asyncio.Event()
-            server = Server(config, served.context, ready.set)
+            server = Server(config, served.context, 5.0, ready.set)
             task = asyncio.create_task(server.serve())
             await ready.wait()
             port = server.servers[0].sockets[0].getsockname()[1]
