@@ -168,7 +168,7 @@ def accepts(form: Form, value: Any, definitions: Definitions) -> bool:
 
 
 def _accepts_number(form: Number, value: float) -> bool:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return False
     exact = exact_number(value)
     if form.low is not None and (exact < form.low or (form.low_open and exact == form.low)):

@@ -79,11 +79,18 @@ def _types(schema: Schema, path: str) -> tuple[str, ...]:
     return tuple(types)
 
 
+def _is_number(value: object) -> bool:
+    """Of any size: there are integers for which there is no float."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _decimal(schema: Schema, keyword: str, path: str) -> Decimal | None:
     value = schema.get(keyword)
     if value is None and keyword not in schema:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not _is_number(value):
         refuse(f"{path}/{keyword}", f"{keyword} must be a number")
     exact = exact_number(value)
     if abs(exact.adjusted()) > MAX_EXPONENT:
@@ -95,7 +102,7 @@ def _count(schema: Schema, keyword: str, path: str) -> int | None:
     value = schema.get(keyword)
     if value is None and keyword not in schema:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
+    if not _is_number(value) or value != int(value) or value < 0:
         refuse(f"{path}/{keyword}", f"{keyword} must be a whole number, 0 or more")
     return min(int(value), MAX_COUNT)
 

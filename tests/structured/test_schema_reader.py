@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -204,3 +205,18 @@ def test_alternatives_that_explode_are_refused_while_they_are_read() -> None:
     with pytest.raises(UnsupportedSchema, match="multiply to too many"):
         read_schema(json.dumps(nested(12)))
     assert time.thread_time() - start < 5.0  # a tenth of that; without the limit it would take for ever
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"maximum": 1%s}' % ("0" * 400),
+        '{"multipleOf": 1%s}' % ("0" * 400),
+        '{"enum": [1%s, 2], "maximum": 5}' % ("0" * 400),
+        '{"minLength": 1e999}',
+        '{"maxItems": NaN}',
+    ],
+)
+def test_numbers_that_are_no_floats_are_read_or_refused(text: str) -> None:
+    with contextlib.suppress(UnsupportedSchema):  # what else is raised counts as a fault of the engine
+        read_schema(text)
