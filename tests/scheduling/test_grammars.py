@@ -440,6 +440,15 @@ class TestLateMasks:
         run.check_answers()
 
     @pytest.mark.usefixtures("hanging")
+    def test_nobody_waits_behind_one_that_was_behind_another(self) -> None:
+        run = harness()
+        for name in ("late", "later", "latest"):
+            run.add(name, [1], 8, **constrained("!hang"))
+        run.add("good", [1], 8, **constrained("xy"))
+        self.steps_until(run, lambda: run.answers["good", 0].finish_reason is not None)
+        assert text_of(run, "good") == "xy"
+
+    @pytest.mark.usefixtures("hanging")
     def test_one_that_does_not_come_ends_its_request_alone(self) -> None:
         service = ManualService()
         run = harness(service)

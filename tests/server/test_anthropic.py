@@ -116,12 +116,11 @@ def test_tools(ask, serve):
 def test_tool_choices(ask, serve, choice, names):
     served = serve(tool_parser="hermes")
     create(ask, served, tools=TOOLS, tool_choice=choice)
-    constraint = served.engine.added[0].sampling_params.structured_outputs
+    grammar = served.engine.added[0].grammar
     if names is None:
-        assert constraint is None
+        assert grammar is None
     else:
-        tag = json.dumps(constraint.structural_tag)
-        assert [name for name in ("get_weather", "noop") if f'\\"{name}\\"' in tag] == names
+        assert [name for name in ("get_weather", "noop") if f'\\"{name}\\"' in grammar.request.source] == names
     create(ask, served, tools=TOOLS, tool_choice={"type": "none"})
     assert "[tools]" not in prompt_of(served)
 
@@ -218,7 +217,7 @@ def test_counting_tokens(ask, served):
 def test_a_schema_for_the_answer(ask, served):
     config = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     create(ask, served, extra_body={"output_config": config})
-    assert served.engine.added[0].sampling_params.structured_outputs.json == {"type": "object"}
+    assert json.loads(served.engine.added[0].grammar.request.source) == {"type": "object"}
 
 
 def test_fields_of_llmkit(ask, served):

@@ -155,7 +155,7 @@ def test_tool_choices(thinking):
     for choice in ({"type": "function", "name": "noop"}, allowed):
         body = respond(thinking, tools=FLAT_TOOLS, tool_choice=choice)
         assert body["tool_choice"] == choice
-        tag = json.dumps(thinking.engine.added[-1].sampling_params.structured_outputs.structural_tag)
+        tag = thinking.engine.added[-1].grammar.request.source
         assert '\\"noop\\"' in tag
         assert '\\"search\\"' not in tag
 
@@ -164,7 +164,7 @@ def test_a_schema_is_a_constraint(served):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     assert respond(served, text={"format": form})["text"] == {"format": form}
-    assert served.engine.added[0].sampling_params.structured_outputs.json == schema
+    assert json.loads(served.engine.added[0].grammar.request.source) == schema
 
 
 def test_log_probabilities_are_with_the_text(served):

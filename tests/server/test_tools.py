@@ -70,7 +70,7 @@ def test_without_parallel_calls_there_is_one(hermes):
     hermes.engine.answers = [CALL + CALL]
     message, _ = message_of(hermes.chat(tools=TOOLS, parallel_tool_calls=False))
     assert len(message["tool_calls"]) == 1
-    tag = hermes.engine.added[0].sampling_params.structured_outputs.structural_tag
+    tag = json.loads(hermes.engine.added[0].grammar.request.source)
     assert tag["format"]["stop_after_first"] is True
 
 
@@ -81,7 +81,7 @@ def test_without_parallel_calls_there_is_one(hermes):
 def test_a_forced_call_is_a_grammar(hermes, choice, names):
     hermes.engine.answers = [CALL]
     message_of(hermes.chat(tools=TOOLS, tool_choice=choice))
-    tag = json.dumps(hermes.engine.added[0].sampling_params.structured_outputs.structural_tag)
+    tag = hermes.engine.added[0].grammar.request.source
     assert [name for name in ("get_weather", "search", "noop") if f'\\"{name}\\"' in tag] == names
 
 
@@ -130,7 +130,7 @@ def test_reasoning_that_never_ends_is_reasoning(serve, events):
 def test_a_constraint_is_for_what_follows_the_reasoning(serve):
     thinking = serve(reasoning_parser="deepseek-r1")
     thinking.chat(response_format={"type": "json_object"})
-    tag = thinking.engine.added[0].sampling_params.structured_outputs.structural_tag
+    tag = json.loads(thinking.engine.added[0].grammar.request.source)
     assert tag["format"]["elements"][-1] == {"type": "json_schema", "json_schema": {"type": "object"}}
 
 

@@ -62,9 +62,13 @@ def _read_text(path: Path) -> str:
 def _read_yaml(path: Path, text: str) -> ConfigFile:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """With times as YAML has them: lm-format-enforcer makes texts of them in the loader that all share."""
+
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_timestamp)
     lines: dict[KeyPath, int] = {}
     try:
-        loader = yaml.SafeLoader(text)
+        loader = Loader(text)
         try:
             node = loader.get_single_node()
             _check_yaml(path, node, (), lines, {})

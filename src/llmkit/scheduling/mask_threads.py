@@ -143,6 +143,7 @@ class MaskThreads:
         self.wait_s = wait_s
         self._ended: SimpleQueue[MaskJob] = SimpleQueue()
         self._quick: _MaskThread | None = None
+        self._quick_since = 0.0  # when it got jobs that were left behind another thread's late one
         self._slow: list[_MaskThread] = []
         self._owner: dict[MaskJob, _MaskThread] = {}  # of every job that has neither ended nor been given up
         self._late: list[MaskJob] = []  # ended since `run` has returned without them
@@ -183,6 +184,8 @@ class MaskThreads:
             return []
         while (job := self._next_ended(0.0)) is not None:
             self._late.append(job)
+        if self._quick in self._owner.values() and time.monotonic() - self._quick_since > self.wait_s:
+            self._replace_quick()  # what was left behind a late job is behind another one
         for job in list(self._owner):
             self._give_up_if_too_long(job)
         taken, self._late = self._late, []
@@ -240,6 +243,7 @@ class MaskThreads:
         thread, self._quick = self._quick, None
         assert thread is not None
         thread.step_back(NICE_LATE)
+        self._quick_since = time.monotonic()
         for job in thread.let_go():
             self._submit_quick(job)
 
