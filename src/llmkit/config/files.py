@@ -65,7 +65,8 @@ def _read_yaml(path: Path, text: str) -> ConfigFile:
     class Loader(yaml.SafeLoader):
         """With times as YAML has them: lm-format-enforcer makes texts of them in the loader that all share."""
 
-    Loader.add_constructor("tag:yaml.org,2002:timestamp", Loader.construct_yaml_timestamp)
+    timestamp: Any = Loader.construct_yaml_timestamp
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", timestamp)
     lines: dict[KeyPath, int] = {}
     try:
         loader = Loader(text)
