@@ -174,35 +174,11 @@ def first(model: str) -> dict[str, Any]:
     return result
 
 
-async def first_grammar(model: str, preload: bool) -> dict[str, float]:
+async def first_grammar(model: str, preload: bool) -> dict[str, Any]:
     start = time.perf_counter()
     async with AsyncLLM(model, max_model_len=4096, num_blocks=600, preload_grammars=preload) as llm:
         started = time.perf_counter()
-        free = SamplingParams(max_tokens=3000, ignore_eos=True, temperature=0, output_kind="delta")
-        stream = llm.submit("Once upon a time", free)
-        times: list[float] = []
-
-        async def read() -> None:
-            async for _ in stream:
-                times.append(time.perf_counter())  # noqa: PERF401 - who waits looks at them meanwhile
-
-        reader = asyncio.create_task(read())
-        while len(times) < 20:
-            await asyncio.sleep(0.01)
-        asked = time.perf_counter()
-        params = SamplingParams(temperature=0, max_tokens=3, structured_outputs={"json": PERSON})
-        async for _ in llm.generate("JSON: ", params):
-            pass
-        ended = time.perf_counter()
-        stream.abort()
-        await reader
-    gaps = [1e3 * (b - a) for a, b in itertools.pairwise(times) if b > asked]
-    return {
-        "start_s": round(started - start, 2),
-        "request_s": round(ended - asked, 2),
-        "median_ms": round(statistics.median(gaps), 1),
-        "largest_ms": round(max(gaps), 1),
-    }
+        return {"start_s": round(started - start, 2), **await gaps(llm, once(llm, {"json": PERSON}))}
 
 
 async def once(llm: AsyncLLM, constraint: dict[str, Any], max_tokens: int = 3) -> str | None:

@@ -10,7 +10,7 @@ import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
 from llmkit.jit import runtime
-from llmkit_attention import cpu_kernels
+from llmkit_attention import cpu_cache, cpu_kernels
 from llmkit_attention.cpu_prefixes import SharedPrefixes, equal, shared_prefixes
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,8 +59,8 @@ class CPUAttention(AttentionBackend):
         for what, dtype in (("model", query.dtype), ("KV cache", query.kv_dtype)):
             if dtype not in _DTYPES:
                 reasons.append(f"the {what}'s type {dtype} is not float32, bfloat16 or float16")
-        if query.head_size % cpu_kernels.HEAD_ALIGNMENT:
-            reasons.append(f"head size {query.head_size} is not a multiple of {cpu_kernels.HEAD_ALIGNMENT}")
+        if query.head_size % cpu_cache.HEAD_ALIGNMENT:
+            reasons.append(f"head size {query.head_size} is not a multiple of {cpu_cache.HEAD_ALIGNMENT}")
         if query.num_heads % query.num_kv_heads:
             reasons.append(f"{query.num_heads} query heads are not a multiple of {query.num_kv_heads} KV heads")
         return Support(score=10, reasons=tuple(reasons))
@@ -91,9 +91,9 @@ class CPUAttention(AttentionBackend):
         metadata: _Plan,
     ) -> torch.Tensor:
         tokens = metadata.num_tokens
-        cpu_kernels.write_kv(key[:tokens], value[:tokens], kv_cache, metadata.slot_mapping)
+        cpu_cache.write_kv(key[:tokens], value[:tokens], kv_cache, metadata.slot_mapping)
         wide = query.float()
-        if not cpu_kernels.dense_rows(wide):
+        if not cpu_cache.dense_rows(wide):
             wide = wide.contiguous()
         output = runtime.empty(tuple(wide.shape))
         if tokens < query.shape[0]:

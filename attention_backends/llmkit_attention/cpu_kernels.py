@@ -17,6 +17,7 @@ import torch
 
 from llmkit.jit import runtime, tiles
 from llmkit.jit import vector as ops
+from llmkit_attention.cpu_cache import HEAD_ALIGNMENT, dense_rows
 from llmkit_attention.cpu_prefixes import SharedPrefixes
 
 BLOCK = 64  # keys a block
@@ -25,11 +26,9 @@ MASKED = -1e30  # finite: a block that is masked as a whole must not make NaN; i
 LANES = 8  # set by load(), as everything below; constants of the compiled code
 ROWS = 6
 VECTORS = 2
-HEAD_ALIGNMENT = 16
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _attention: Any = None
-_write: Any = None
 fetch_block: Any = None  # inner functions, bound by load()
 fetch_columns: Any = None
 score_rows: Any = None
@@ -356,33 +355,9 @@ def _attention_kernel(args: Any) -> None:
             base += tiles
 
 
-def _write_kernel(args: Any) -> None:
-    """Copy rows of k and v to their slots; args: k, v, kv, slots, tokens, heads, d, page shift, tokens a piece,
-    elements a row of k, of v."""
-    k, v, kv, slots, tokens, heads, d, shift, piece, k_row, v_row = (
-        args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11],
-    )  # fmt: skip
-    while True:
-        start = ops.take(args, 0) * piece
-        if start >= tokens:
-            break
-        for h in range(heads):  # a head's part of a page is written in one go: one jump a page, not one a token
-            for t in range(start, min(start + piece, tokens)):
-                slot = ops.iload64(slots + 8 * t)
-                if slot < 0:
-                    continue
-                page, offset = slot >> shift, slot & ((1 << shift) - 1)
-                key, value = k + 4 * (t * k_row + h * d), v + 4 * (t * v_row + h * d)
-                target = kv + 4 * ((((page * 2) * heads + h) << shift) + offset) * d
-                values = target + 4 * ((heads << shift) * d)
-                for c in range(0, d, LANES):
-                    ops.vstore(target + 4 * c, ops.vload(key + 4 * c))
-                    ops.vstore(values + 4 * c, ops.vload(value + 4 * c))
-
-
 def load() -> None:
-    """Compile or load both kernels (about 5 s the first time ever, then 0.1 s)."""
-    global LANES, ROWS, VECTORS, _attention, _write
+    """Compile or load the kernel (about 5 s the first time ever, then 0.1 s)."""
+    global LANES, ROWS, VECTORS, _attention
     global fetch_block, fetch_columns, score_rows, value_rows, softmax_row, block_scores, block_values
     global read_query, decode_keys, write_rows, decode_item, shared_item, prefill_item
     if _attention is not None:
@@ -397,7 +372,6 @@ def load() -> None:
     decode_keys = runtime.inner(_decode_keys)
     decode_item, shared_item = runtime.inner(_decode_item), runtime.inner(_shared_item)
     prefill_item = runtime.inner(_prefill_item)
-    _write = runtime.compile_kernel(_write_kernel)
     _attention = runtime.compile_kernel(_attention_kernel)
 
 
@@ -476,33 +450,3 @@ def _addresses(prefixes: SharedPrefixes | None) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     parts, members, grouped = prefixes.parts, prefixes.members, prefixes.grouped
     return parts.ctypes.data, len(parts), members.ctypes.data, grouped.ctypes.data
-
-
-def dense_rows(x: torch.Tensor) -> bool:
-    """Whether every row [heads, head size] of x [tokens, heads, head size] is contiguous."""
-    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
-
-
-def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Write k and v [tokens, KV heads, head size] to their slots of kv [pages, 2, KV heads, page size, head size].
-
-    slot_mapping: int64 [tokens], page * page size + offset; a negative slot is skipped. A float32 cache takes
-    the kernel, other dtypes an indexed assignment of torch.
-    """
-    _, _, heads, page_size, d = kv.shape
-    if kv.dtype is torch.float32 and k.dtype is torch.float32 and d % HEAD_ALIGNMENT == 0 and kv.is_contiguous():
-        if _write is None:
-            load()
-        if not page_size & (page_size - 1):
-            k, v = (x if dense_rows(x) else x.contiguous() for x in (k, v))
-            tokens = k.shape[0]
-            runtime.launch(
-                _write, torch.get_num_threads() if tokens >= 128 else 1, k.data_ptr(), v.data_ptr(), kv.data_ptr(),
-                slot_mapping.data_ptr(), tokens, heads, d, page_size.bit_length() - 1, 32, k.stride(0), v.stride(0),
-            )  # fmt: skip
-            return
-    kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
-    pages, offsets = slots // page_size, slots % page_size
-    kv[pages, 0, :, offsets] = k[kept].to(kv.dtype)
-    kv[pages, 1, :, offsets] = v[kept].to(kv.dtype)

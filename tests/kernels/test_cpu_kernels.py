@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llmkit.mapped_memory import MappedMemory
-from llmkit_attention import cpu_kernels
+from llmkit_attention import cpu_cache, cpu_kernels
 from llmkit_kernels import cpu_fused, cpu_linear, cpu_panels
 from llmkit_kernels.cpu_table import CPUKernels
 from llmkit_quantization import cpu_coded, cpu_int4, cpu_int8, cpu_packed
@@ -332,7 +332,7 @@ def test_write_then_attend(dtype: torch.dtype, page_size: int) -> None:
         if slot >= 0:
             wanted[slot // page_size, 0, :, slot % page_size] = k[row].to(dtype)
             wanted[slot // page_size, 1, :, slot % page_size] = v[row].to(dtype)
-    cpu_kernels.write_kv(k, v, kv, slots)
+    cpu_cache.write_kv(k, v, kv, slots)
     assert torch.equal(kv, wanted)
     out = torch.empty_like(q)
     cpu_kernels.paged_attention(q, kv, batch["table"], batch["starts"], batch["lens"], 0.125, 0, 0.0, out)
@@ -368,7 +368,7 @@ def test_rows_may_be_slices_of_a_wider_tensor() -> None:
     results = []
     for rows in ((q, k, v), tuple(part.contiguous() for part in (q, k, v))):
         kv = torch.zeros(pages, 2, kv_heads, page_size, d)
-        cpu_kernels.write_kv(rows[1], rows[2], kv, batch["slots"])
+        cpu_cache.write_kv(rows[1], rows[2], kv, batch["slots"])
         out = torch.empty(tokens, heads, d)
         cpu_kernels.paged_attention(rows[0], kv, batch["table"], batch["starts"], batch["lens"], d**-0.5, 0, 0.0, out)
         results.append((kv, out))

@@ -2,101 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmkit.frontend.token_vocabulary import TokenVocabulary
-from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
-from llmkit.grammars.service import Ticket
-from llmkit.hookspecs.structured import GrammarRequest
-from llmkit.registry.breaker import Breaker
-from llmkit.registry.timings import CallTiming
-from llmkit.requests.grammar_task import GrammarTask
+from llmkit.grammars.cache import GrammarFailure
 from llmkit.requests.message import PriorOutput
-from llmkit.requests.request import sequence_seed
-from llmkit.scheduling.mask_threads import any_at_work
 from llmkit.scheduling.plan import StepPlan
-from llmkit.testing import hostile_grammars
-from llmkit.testing.fake_executor import VOCABULARY, next_hash, sample
-from llmkit.testing.hostile_grammars import HostileCompiler
+from llmkit.testing.constrained import EOS, PAIRS, ManualService, alone, constrained, text_of
 from llmkit.testing.scheduling import SchedulingHarness
 from llmkit_schedulers.fcfs import FcfsPolicy
-
-EOS = VOCABULARY - 1
-PAIRS = "aeiou"
-
-
-def fake_vocabulary() -> TokenVocabulary:
-    """Printable characters, pairs of vowels, and ids without text; the last id ends answers."""
-    pairs = [a + b for a in PAIRS for b in PAIRS]
-    texts = [chr(code) for code in range(32, 127)] + pairs
-    tokens = [text.encode() for text in texts] + [b""] * (VOCABULARY - len(texts))
-    return TokenVocabulary(tuple(tokens), frozenset({EOS}), frozenset({EOS}))
-
-
-VOCABULARY_OF_TEXTS = fake_vocabulary()
-
-
-@dataclass
-class OneBackend:
-    """What the gate wants to know of an engine."""
-
-    breaker: Breaker = field(default_factory=lambda: Breaker("structured", "hostile"))
-    calls: dict[str, CallTiming] = field(default_factory=dict)
-    vocabulary: TokenVocabulary = VOCABULARY_OF_TEXTS
-
-    def backend(self, choice: str) -> OneBackend:
-        assert choice == "hostile"
-        return self
-
-
-class ManualService:
-    """Compiles at once, or when it is told to."""
-
-    def __init__(self, at_once: bool = True) -> None:
-        self.at_once = at_once
-        self.backends = OneBackend()
-        self.tickets: list[Ticket] = []
-        self.cancelled: list[Ticket] = []
-        self._finished: list[Ticket] = []
-
-    def submit(self, task: GrammarTask) -> Ticket:
-        ticket = Ticket(task)
-        self.tickets.append(ticket)
-        if self.at_once:
-            ticket.result = self._compiled(task.request)
-        return ticket
-
-    def _compiled(self, request: GrammarRequest) -> ReadyGrammar:
-        compiled = HostileCompiler(VOCABULARY_OF_TEXTS).load(request, request.source.encode())
-        row = np.zeros(VOCABULARY_OF_TEXTS.num_words, dtype=np.int32)
-        grammar = compiled.start()
-        grammar.fill_bitmask(row)
-        return ReadyGrammar("hostile", compiled, row, grammar.is_accepting())
-
-    def finish(self, ticket: Ticket, failure: GrammarFailure | None = None) -> None:
-        ticket.result = failure or self._compiled(ticket.task.request)
-        self._finished.append(ticket)
-
-    def cancel(self, ticket: Ticket) -> None:
-        self.cancelled.append(ticket)
-
-    def finished(self) -> list[Ticket]:
-        finished, self._finished = self._finished, []
-        return finished
-
-    def wait(self, timeout_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Swapping(FcfsPolicy):
@@ -105,40 +22,6 @@ class Swapping(FcfsPolicy):
 
 def harness(service: ManualService | None = None, **settings: Any) -> SchedulingHarness:
     return SchedulingHarness(FcfsPolicy(), grammars=service or ManualService(), **settings)  # type: ignore[arg-type]
-
-
-def constrained(*choices: str, **fields: Any) -> dict[str, Any]:
-    """Fields of a request whose answer is one of `choices`."""
-    task = GrammarTask(GrammarRequest("choice", json.dumps(choices)), ("hostile",))
-    return {"grammar": task, "eos_token_ids": frozenset({EOS}), "stop_token_ids": frozenset({EOS}), **fields}
-
-
-def text_of(run: SchedulingHarness, request_id: str, index: int = 0) -> str:
-    tokens = run.answers[request_id, index].token_ids
-    return b"".join(VOCABULARY_OF_TEXTS.tokens[token] for token in tokens).decode()
-
-
-def alone(prompt: list[int], seed: int, choices: tuple[str, ...]) -> list[int]:
-    """The tokens that the fake model answers under a grammar, without any scheduler."""
-    grammar = HostileCompiler(VOCABULARY_OF_TEXTS).load(
-        GrammarRequest("choice", json.dumps(choices)), json.dumps(choices).encode()
-    ).start()  # fmt: skip
-    history = 0
-    for token in prompt:
-        history = next_hash(history, token)
-    answer: list[int] = []
-    row = np.zeros(VOCABULARY_OF_TEXTS.num_words, dtype=np.int32)
-    while True:
-        grammar.fill_bitmask(row)
-        if grammar.is_accepting():
-            if not row.any():
-                return answer
-            row[EOS // 32] |= np.int32(1 << (EOS % 32))
-        answer.append(sample(history, seed, row))
-        history = next_hash(history, answer[-1])
-        if answer[-1] == EOS:
-            return answer
-        assert grammar.accept(answer[-1])
 
 
 ENDINGS = ("eat", "eaten", "oak", "ouija", "I see a sea of ouioui")
@@ -407,113 +290,6 @@ class TestFaults:
         run = SchedulingHarness(FcfsPolicy())
         with pytest.raises(Exception, match="built without grammars"):
             run.add("a", [1], 8, **constrained("xy"))
-
-
-@pytest.fixture
-def hanging() -> Iterator[threading.Event]:
-    """Set, it lets the grammars `!hang` go on; until then no mask of theirs comes."""
-    hostile_grammars.go_on.clear()
-    yield hostile_grammars.go_on
-    hostile_grammars.go_on.set()
-
-
-class TestLateMasks:
-    def steps_until(self, run: SchedulingHarness, done: Callable[[], bool]) -> None:
-        while not done():
-            run.step()
-
-    @pytest.mark.parametrize("depth", [1, 2])
-    def test_nobody_else_waits_for_one(self, depth: int, hanging: threading.Event) -> None:
-        run = harness(max_concurrent_steps=depth)
-        run.add("late", [1], 8, **constrained("!hang"))
-        run.add("plain", [1], 20)
-        run.add("good", [1], 8, **constrained("xy"))
-        self.steps_until(
-            run, lambda: bool(run.answers["plain", 0].finish_reason and run.answers["good", 0].finish_reason)
-        )
-        assert text_of(run, "late") == ""
-        hanging.set()
-        run.run()
-        assert text_of(run, "late") == "!hang"
-        assert text_of(run, "good") == "xy"
-        assert run.answers["late", 0].finish_reason == "stop"
-        run.check_answers()
-
-    @pytest.mark.usefixtures("hanging")
-    def test_nobody_waits_behind_one_that_was_behind_another(self) -> None:
-        run = harness()
-        for name in ("late", "later", "latest"):
-            run.add(name, [1], 8, **constrained("!hang"))
-        run.add("good", [1], 8, **constrained("xy"))
-        self.steps_until(run, lambda: run.answers["good", 0].finish_reason is not None)
-        assert text_of(run, "good") == "xy"
-
-    @pytest.mark.usefixtures("hanging")
-    def test_one_that_does_not_come_ends_its_request_alone(self) -> None:
-        service = ManualService()
-        run = harness(service)
-        run.scheduler.grammars.masks.limit_s = 0.01
-        run.add("late", [1], 8, **constrained("!hang"))
-        run.add("good", [1], 8, **constrained("xy"))
-        run.run()
-        assert re.search(r"were not found in 0\.[1-9] s, the limit is 0\.01 s", str(run.answers["late", 0].error))
-        assert run.answers["late", 0].error_param == "structured_outputs"
-        assert text_of(run, "good") == "xy"
-        assert service.backends.breaker.num_faults == 0
-        run.add("next", [1], 8, **constrained("xyz"))
-        run.run()
-        assert text_of(run, "next") == "xyz"
-        run.core.close()
-        assert any_at_work()  # the interpreter cannot be taken down meanwhile
-
-    def test_a_request_that_is_aborted_meanwhile_is_gone(self, hanging: threading.Event) -> None:
-        run = harness()
-        run.add("late", [1], 8, **constrained("!hang"))
-        self.steps_until(run, lambda: run.scheduler.grammars.masks.num_late == 1)
-        run.core.abort(["late"])
-        run.check_drained()
-        hanging.set()
-        run.add("next", [1], 8, **constrained("xyz"))
-        run.run()
-        assert text_of(run, "next") == "xyz"
-        assert text_of(run, "late") == ""
-
-    def test_a_request_that_is_preempted_meanwhile_keeps_its_token(self, hanging: threading.Event) -> None:
-        run = harness()
-        choices = ("!hang", "!hangar", "oak")
-        run.add("late", [1, 2, 3], 12, **constrained(*choices))
-        self.steps_until(run, lambda: run.scheduler.grammars.masks.num_late == 1)
-        run.scheduler.vacate()
-        run.add("plain", [1], 6)
-        for _ in range(3):
-            run.core.step()
-            run.scheduler.check_integrity()
-        hanging.set()
-        run.run()
-        assert run.answers["late", 0].token_ids == alone([1, 2, 3], sequence_seed(0, 0), choices)
-        run.check_answers()
-
-    def test_masks_that_are_slow_again_and_again_end_their_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hostile_grammars, "BUSY_S", 0.02)
-        monkeypatch.setattr("llmkit.scheduling.sequence_grammar.ALLOWANCE", 2)
-        monkeypatch.setattr("llmkit.scheduling.mask_threads.CLOCK_RATIO", 1e6)  # however busy the machine is
-        run = harness()
-        run.scheduler.grammars.masks.limit_s = 0.03
-        run.add("a", [1], 8, **constrained("!busy"))
-        run.add("good", [1], 8, **constrained("xy"))
-        run.run()
-        assert "finding the tokens allowed took 0.1 s in all, more than 2 times" in str(run.answers["a", 0].error)
-        assert len(run.answers["a", 0].token_ids) >= 3
-        assert text_of(run, "good") == "xy"
-
-    def test_no_step_waits_for_a_grammar_that_was_slow_the_last_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("llmkit.scheduling.sequence_grammar.SLOW_S", -1.0)
-        run = harness()
-        run.add("first", [1], 8, **constrained("xyzzy"))
-        self.steps_until(run, lambda: len(run.answers["first", 0].token_ids) == 2)
-        run.scheduler.grammars.masks.wait_s = 1e6
-        run.run()
-        assert text_of(run, "first") == "xyzzy"
 
 
 def test_many_requests_in_any_order() -> None:

@@ -63,7 +63,7 @@ def _read_yaml(path: Path, text: str) -> ConfigFile:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """With times as YAML has them: lm-format-enforcer makes texts of them in the loader that all share."""
+        """With times as YAML has them: some library may have made texts of them in the loader that all share."""
 
     timestamp: Any = Loader.construct_yaml_timestamp
     Loader.add_constructor("tag:yaml.org,2002:timestamp", timestamp)
