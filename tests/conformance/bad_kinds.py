@@ -69,6 +69,12 @@ class MuteAttention(TorchAttention):
         return Support(reasons=("",)) if super().support(query).reasons else Support()
 
 
+class RigidAttention(TorchAttention):
+    """Says that its plans serve steps of any lengths, and keeps to those of the plan."""
+
+    graph_safe = True
+
+
 class _Anything(Grammar):
     """Allows every token with a text, whatever was asked for."""
 

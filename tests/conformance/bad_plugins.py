@@ -252,6 +252,15 @@ class Mute(OffScale):
         return MuteAttention()
 
 
+class Rigid(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import RigidAttention
+
+        return RigidAttention()
+
+
 class Lenient:
     """A grammar that allows everything."""
 

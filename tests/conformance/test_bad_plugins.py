@@ -32,6 +32,7 @@ BAD = {
     "attention:bad_plugins:Crowded": {"kind"},
     "attention:bad_plugins:Leaky": {"kind"},
     "attention:bad_plugins:Mute": {"kind"},
+    "attention:bad_plugins:Rigid": {"kind"},
     "structured:bad_plugins:Lenient": {"kind"},
     "structured:bad_plugins:Forgetful": {"kind"},
     "connector:bad_plugins:Talkative": {"kind"},

@@ -123,6 +123,24 @@ def test_decode_steps_are_padded(driver):
     assert d.model.steps[-1] == 4
 
 
+def test_what_was_planned_once_hears_of_each_step_s_lengths(driver):
+    """Padding rows have one token; a step of other work is planned for itself."""
+    d = driver(launched=True)
+    heard: list[tuple[Any, list[int]]] = []
+    d.runner._backend.follow = lambda metadata, lengths: heard.append((metadata, lengths.tolist()))
+    for slot in range(3):
+        d.add(slot, PROMPT[slot:], logprobs=None)
+    d.step({slot: len(PROMPT) - slot for slot in range(3)})
+    assert not heard
+    d.step(dict.fromkeys(range(3), 1))
+    d.step(dict.fromkeys(range(3), 1))
+    metadata = [planned for planned, _ in heard]
+    assert [lengths for _, lengths in heard] == [[12, 11, 10, 1]] * (len(heard) // 2) + [[13, 12, 11, 1]] * (
+        len(heard) // 2
+    )
+    assert metadata[: len(heard) // 2] == metadata[len(heard) // 2 :], "the plan of the first step serves the second"
+
+
 def test_a_step_with_other_wishes_waits_for_those_before_it(driver):
     d = driver(launched=True)
     d.add(0, PROMPT, logprobs=None)
@@ -200,12 +218,12 @@ class Graph:
 
     def __init__(self, step: Any) -> None:
         self.step = step
-        step.graph, step.output = self, step.run()
+        step.graph, step.output = self, step.body.launch()
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        self.step.output.copy_(self.step.run())
+        self.step.output.copy_(self.step.body.launch())
 
 
 def test_graphs_of_common_sizes_are_there_first_and_a_frequent_size_gets_its_own(driver, monkeypatch):

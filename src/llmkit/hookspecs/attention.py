@@ -88,7 +88,7 @@ class AttentionBackend(ABC):
 
     graph_safe: `forward` with a batch of one token a row launches kernels only, which read lengths, block table and
     slot mapping on the device: captured in a CUDA graph they are right for any lengths up to `max_seq_len`, whatever
-    `seq_lens_np` was when they were planned.
+    `seq_lens_np` was when they were planned, if `follow` is called ahead of each time that they run.
     """
 
     graph_safe: bool = False
@@ -122,6 +122,13 @@ class AttentionBackend(ABC):
         once the tensors of the batch that `recorded` was planned for hold the values of the other batch. Both have as
         many rows of one token each. False: such steps are never run from a recording."""
         return False
+
+    def follow(  # noqa: B027 - optional
+        self, metadata: Any, seq_lens_np: np.ndarray[Any, np.dtype[np.int32]]
+    ) -> None:
+        """Before a step that was planned once runs, or runs again from a graph: the lengths int32[n] of its rows by
+        now, up to those that it was planned for. For backends that divide the work on the host; others need nothing.
+        The array is the caller's, who overwrites it."""
 
     @abstractmethod
     def forward(

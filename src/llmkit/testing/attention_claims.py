@@ -6,11 +6,13 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery, Support
-from llmkit.testing.attention import TOLERANCE, AttentionTrial
+from llmkit.testing.attention import TOLERANCE, AttentionTrial, split_heads
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels in Triton are interpreted, thousands of times slower: then layers and loads are small."""
@@ -123,3 +125,35 @@ def check(run: AttentionTrial, load: Sequence[Rows], what: object) -> None:
             f"off by {difference:.2g} in step {number}, (sequence, new tokens) {rows}, pages of {run.pool.page_size}: "
             f"{what}"
         )
+
+
+class StepPlannedOnce:
+    """One layer of a decode step as the engine's graphs run it: planned once, launched as usual the first time, then on
+    a GPU replayed from a graph, elsewhere launched again."""
+
+    def __init__(
+        self, claims: Claims, layer: AttentionLayer, cache: torch.Tensor, merged: torch.Tensor, plan: Any
+    ) -> None:
+        self._backend, self._layer, self._cache, self._plan = claims.backend, layer, cache, plan
+        self._given = split_heads(layer, merged)
+        self._captures = claims.device == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._output = torch.empty(0)
+
+    def run(self, lengths: np.ndarray[Any, np.dtype[np.int32]]) -> torch.Tensor:
+        """The layer's output for rows of these lengths, which are on the device already."""
+        self._backend.follow(self._plan, lengths)
+        if self._graph is not None:
+            self._output.fill_(torch.nan)
+            self._graph.replay()
+            return self._output.clone()
+        output = self._launch()
+        if self._captures:
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._output = self._launch()
+        return output
+
+    def _launch(self) -> torch.Tensor:
+        return self._backend.forward(self._layer, *self._given, self._cache, self._plan)

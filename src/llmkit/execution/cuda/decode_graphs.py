@@ -23,7 +23,7 @@ from llmkit.metrics.step_parts import part
 
 if TYPE_CHECKING:
     from llmkit.execution.cuda.static_inputs import StaticInputs, StaticStaging
-    from llmkit.scheduling.plan import StepPlan
+    from llmkit.scheduling.plan import IntArray, StepPlan
 
 logger = logging.getLogger("llmkit.execution")
 
@@ -39,16 +39,21 @@ class Ending(Enum):
     LOGITS = 3
 
 
-Body = Callable[[], torch.Tensor]
-"""Launches a step's kernels; what its ending says."""
+@dataclass(frozen=True)
+class Body:
+    """launch: the step's kernels; returns what its ending says. follow: tells whoever has planned them how long rows
+    are, ahead of each run."""
+
+    launch: Callable[[], torch.Tensor]
+    follow: Callable[[IntArray], None]
 
 
 @dataclass
 class _Step:
-    """run: as usual; keeps alive what the graph reads. output: what the graph writes."""
+    """body: keeps alive what the graph reads. output: what the graph writes."""
 
     inputs: StaticInputs
-    run: Body
+    body: Body
     graph: torch.cuda.CUDAGraph | None = None
     output: torch.Tensor | None = None
 
@@ -85,13 +90,13 @@ class DecodeGraphs:
             return None
         step = self._steps.get(key) or self._new(key)
         with part("inputs"):
-            self._staging.fill(plan, *key[:2])
+            step.body.follow(self._staging.fill(plan, *key[:2]))
         if step.graph is not None:
             assert step.output is not None
             with part("graph launch"):
                 step.graph.replay()
             return step.inputs, step.output[: plan.num_rows]
-        output = step.run()
+        output = step.body.launch()
         if self._captures:
             self._capture(step)
         return step.inputs, output[: plan.num_rows]
@@ -110,12 +115,13 @@ class DecodeGraphs:
         with Rehearsal(self._device):
             for key in keys:  # the largest first: what it leaves of memory is enough for the others
                 step = self._new(key)
-                self._staging.fill(None, *key[:2])  # what is looked up must be there
-                step.run()
+                step.body.follow(self._staging.fill(None, *key[:2]))  # what is looked up must be there
+                step.body.launch()
         for key in keys:
-            self._staging.fill(None, *key[:2])
-            self._steps[key].run()
-            if not self._capture(self._steps[key]):
+            step = self._steps[key]
+            step.body.follow(self._staging.fill(None, *key[:2]))
+            step.body.launch()
+            if not self._capture(step):
                 return
 
     def _key(self, num_rows: int, width: int, ending: Ending) -> _Key | None:
@@ -143,7 +149,7 @@ class DecodeGraphs:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    output = step.run()
+                    output = step.body.launch()
                 finally:
                     graph.capture_end()
         except RuntimeError as error:

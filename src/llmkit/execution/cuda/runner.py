@@ -185,14 +185,18 @@ class CudaModelRunner(ModelRunner):
         if ending is Ending.LOGITS and not len(self._logits):  # one for all graphs: no two of them run at once
             self._logits = torch.empty(self._most_rows, self._vocab_size, dtype=torch.float32, device=self._device)
 
-        def run() -> torch.Tensor:
+        def follow(lengths: IntArray) -> None:
+            for planned in metadata:
+                self._backend.follow(planned, lengths)
+
+        def launch() -> torch.Tensor:
             hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
             logits = checked_logits(self._model.scores(hidden), rows, self._vocab_size)
             if ending is Ending.LOGITS:
                 return self._logits[:rows].copy_(logits)
             return self._drawn(logits, inputs.slots, inputs.next_positions, ending)
 
-        return run
+        return Body(launch, follow)
 
     def _drawn(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, ending: Ending

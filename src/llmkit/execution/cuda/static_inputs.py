@@ -72,9 +72,9 @@ class StaticStaging:
             tensors["input_ids"], tensors["positions"], tensors["slots"], tensors["next_positions"], batches
         )
 
-    def fill(self, plan: StepPlan | None, rows: int, width: int) -> None:
+    def fill(self, plan: StepPlan | None, rows: int, width: int) -> IntArray:
         """Send a decode step's inputs, padded to `rows` rows: padding reads the first page and writes nowhere. None:
-        nothing but padding."""
+        nothing but padding. Returns the padded rows' lengths int32[rows], until the next `fill`."""
         slots = _NOTHING if plan is None else plan.slots
         computed = _NOTHING if plan is None else plan.num_computed
         count = len(slots)
@@ -91,6 +91,7 @@ class StaticStaging:
             pages[count:, :1] = 0
             _put(host[f"slot_mapping.{group}"], table.slot_mapping(slots, computed), -1)
         self._buffer.copy()
+        return host["seq_lens"]
 
     @property
     def _tables(self) -> Sequence[BlockTable]:

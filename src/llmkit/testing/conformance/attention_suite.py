@@ -10,12 +10,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from llmkit.hookspecs.attention import AttentionLayer, Support
 from llmkit.testing.attention import SHAPES, TOLERANCE, AttentionTrial, shaped_layer, single_threaded, split_heads
-from llmkit.testing.attention_claims import DTYPES, INTERPRETED, Claims, Rows, check, drawn_case, drawn_load
+from llmkit.testing.attention_claims import (
+    DTYPES,
+    INTERPRETED,
+    Claims,
+    Rows,
+    StepPlannedOnce,
+    check,
+    drawn_case,
+    drawn_load,
+)
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.paged_attention import dense_attention
 
@@ -276,6 +286,31 @@ def test_keys_and_values_may_be_written_by_others(claims: Claims) -> None:
 
 
 # ---- steps of an engine
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_step_planned_once_follows_the_lengths(claims: Claims, window: int | None) -> None:
+    """What `graph_safe` says: planned once for long rows, right for any; on a GPU, replayed from a graph."""
+    if not claims.backend.graph_safe:
+        pytest.skip("its decode steps are planned one by one")
+    layer = layer_or_skip(claims, window)
+    run = claims.trial(layer)
+    run.fill(0, 60 if INTERPRETED else 300)
+    run.fill(1, 20)
+    batch = run.pool.step([(0, 1), (1, 1)], claims.device)
+    merged = run.draw_merged(2).to(claims.device)
+    expected = claims.backend.forward(layer, *split_heads(layer, merged), run.cache, claims.backend.plan(batch))
+    lengths = batch.seq_lens.clone()
+    for longest in (lengths.max().item(), 70 if INTERPRETED else 900):  # without splits, with more than are needed
+        most = np.full(2, longest, dtype=np.int32)
+        plan = claims.backend.plan(replace(batch, seq_lens_np=most, max_seq_len=int(longest)))
+        step = StepPlannedOnce(claims, layer, run.cache, merged, plan)
+        for short in ((1, 1), (17, 9), None):  # other steps of the same rows before the one that is looked at
+            batch.seq_lens[:] = lengths if short is None else torch.tensor(short, dtype=torch.int32)
+            output = step.run(batch.seq_lens.cpu().numpy())
+            assert output.isfinite().all(), f"planned for {longest} tokens, unwritten ones are read at {batch.seq_lens}"
+        difference = (output - expected).abs().max().item()
+        assert difference < TOLERANCE[run.dtype], f"planned for {longest} tokens, a step differs by {difference:.2g}"
 
 
 def test_a_row_does_not_depend_on_its_neighbours(claims: Claims) -> None:
