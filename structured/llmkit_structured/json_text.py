@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from llmkit.grammars.effort import spend
 from llmkit_structured.json_numbers import number_tree
 from llmkit_structured.json_strings import content_of, in_quotes, other_names
 from llmkit_structured.regex_tree import (
@@ -84,6 +85,7 @@ class _Writer:
 
     def tree(self, form: Form, depth: int) -> Tree:
         """The texts of `form`; depth: how often a reference, or a value of any kind, may still be unfolded."""
+        spend()
         tree = self._cached(form, depth)
         if size(tree) > MAX_SIZE:
             refuse("#", "the schema is too large for a regular expression")

@@ -6,7 +6,7 @@ characters hold Unicode scalar values; surrogates cannot be in a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -193,29 +193,15 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def pattern(tree: Tree) -> str:
-    r"""`tree` as a regular expression of the common core of Rust's, Python's (see `python_pattern`) and RE2's syntax:
-    non-capturing groups, classes of `\x{…}` ranges, counted repetitions. Matches what it matches only as a whole."""
-    return _written(tree, lambda code: chr(code) if chr(code) in _PLAIN else f"\\x{{{code:x}}}")
-
-
-def python_pattern(tree: Tree) -> str:
-    r"""`tree` for Python's `re` and for what is modelled on it: as `pattern`, with `\UXXXXXXXX`."""
-    return _written(tree, lambda code: chr(code) if chr(code) in _PLAIN else f"\\U{code:08x}")
-
-
-def _written(tree: Tree, write: Callable[[int], str]) -> str:
+    r"""`tree` as a regular expression of the common core of Rust's and RE2's syntax: non-capturing groups, classes of
+    `\x{…}` ranges, counted repetitions. Matches what it matches only as a whole."""
     if isinstance(tree, Chars):
-        if not tree.ranges:
-            return "[^" + write(0) + "-" + write(LAST) + "]"
-        if len(tree.ranges) == 1 and tree.ranges[0][0] == tree.ranges[0][1]:
-            return write(tree.ranges[0][0])
-        inside = "".join(write(low) if low == high else f"{write(low)}-{write(high)}" for low, high in tree.ranges)
-        return f"[{inside}]"
+        return _set(tree.ranges)
     if isinstance(tree, Sequence):
-        return "".join(_written(part, write) for part in tree.parts)
+        return "".join(map(pattern, tree.parts))
     if isinstance(tree, Choice):
-        return "(?:" + "|".join(_written(option, write) for option in tree.options) + ")"
-    inner = _written(tree.part, write)
+        return "(?:" + "|".join(map(pattern, tree.options)) + ")"
+    inner = pattern(tree.part)
     if not (isinstance(tree.part, (Chars, Choice))):
         inner = f"(?:{inner})"
     counts = {(0, 1): "?", (0, None): "*", (1, None): "+"}
@@ -224,3 +210,14 @@ def _written(tree: Tree, write: Callable[[int], str]) -> str:
     if tree.low == tree.high:
         return f"{inner}{{{tree.low}}}"
     return f"{inner}{{{tree.low},{'' if tree.high is None else tree.high}}}"
+
+
+def _set(ranges: tuple[Range, ...]) -> str:
+    if not ranges:
+        return f"[^{_character(0)}-{_character(LAST)}]"
+    written = [_character(low) if low == high else f"{_character(low)}-{_character(high)}" for low, high in ranges]
+    return written[0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else f"[{''.join(written)}]"
+
+
+def _character(code: int) -> str:
+    return chr(code) if chr(code) in _PLAIN else f"\\x{{{code:x}}}"

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from llmkit_structured.regex_tree import Tree, python_pattern
+from llmkit.grammars.effort import spend
+from llmkit_structured.regex_match import matches
+from llmkit_structured.regex_tree import Tree
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def accepts(form: Form, value: Any, definitions: Definitions) -> bool:
     """Whether the JSON value `value` is of `form`."""
+    spend()
     if isinstance(form, Reference):
         return accepts(definitions[form.name], value, definitions)
     if isinstance(form, Union):
@@ -192,11 +195,9 @@ def is_multiple(value: Decimal, step: Decimal) -> bool:
 
 
 def _accepts_string(form: String, value: str) -> bool:
-    import re
-
     if len(value) < form.low or (form.high is not None and len(value) > form.high):
         return False
-    return all(re.fullmatch(python_pattern(pattern.tree), value) for pattern in form.patterns)
+    return all(matches(pattern.tree, value) for pattern in form.patterns)
 
 
 def _accepts_array(form: Array, value: list[Any], definitions: Definitions) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import TypeVar
 
+from llmkit.grammars.effort import spend
 from llmkit_structured.schema_form import (
     ANY,
     NOTHING,
@@ -40,8 +41,7 @@ _work = threading.local()
 
 @contextmanager
 def limited_work() -> Iterator[None]:
-    """Within it, this thread intersects MAX_WORK times at most; then TooManyOptions. Schemas are read at the door,
-    where nobody stops what takes too long."""
+    """Within it, this thread intersects MAX_WORK times at most; then TooManyOptions."""
     _work.left = MAX_WORK
     try:
         yield
@@ -50,6 +50,7 @@ def limited_work() -> Iterator[None]:
 
 
 def _spend() -> None:
+    spend()
     left = getattr(_work, "left", None)
     if left is not None:
         if left <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
+from llmkit.grammars.effort import spend
 from llmkit_structured.schema_form import (
     Array,
     Definitions,
@@ -39,6 +40,7 @@ def without_empty(form: Form) -> Form:
 def is_empty(form: Form, definitions: Definitions, depth: int = 0) -> bool:
     """Whether it is certain that no value is of the form. References that are not among `definitions` are taken for
     having one."""
+    spend()
     if depth > _DEPTH or (isinstance(form, Reference) and form.name not in definitions):
         return False
     if isinstance(form, Union):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from llmkit.frontend.token_vocabulary import TokenVocabulary
 from llmkit.grammars.backends import GrammarBackends
 from llmkit.grammars.cache import FAILURE_S, GrammarCache, GrammarFailure
 from llmkit.grammars.constraints import JUDGED_CHARS
+from llmkit.grammars.effort import DOOR_S, Effort, TooMuchEffort, spend
 from llmkit.hookspecs import PluginInfo, hookimpl
 from llmkit.hookspecs.plugin import Environment
 from llmkit.hookspecs.structured import CompiledGrammar, GrammarCompiler, GrammarRequest
@@ -112,6 +114,43 @@ def test_nobody_is_asked_at_the_door_about_what_is_large(choice: str) -> None:
     else:
         with pytest.raises(InvalidRequestError, match="has failed too often"):
             found.choose(large)
+
+
+class Digger(Engine):
+    """Asked whether it can, it has work for ever."""
+
+    def problems(self, request: GrammarRequest) -> list[str]:
+        while True:
+            spend()
+
+
+@pytest.mark.parametrize("choice", ["auto", "second"])
+def test_what_takes_too_long_at_the_door_is_judged_where_it_is_compiled(choice: str) -> None:
+    """A schema of 3600 characters whose alternatives multiply took 0.9 s there, and kept others from their tokens."""
+    found = backends(choice, first=front_door(5, ("choice",)), second=front_door(3, ("regex",), score=1))
+    found.backend("second").compiler = Digger(("regex",), 1, None)
+    start = thread_time()
+    task = found.choose(REGEX)
+    assert thread_time() - start < 10 * DOOR_S
+    assert task.backends == (("second", "first") if choice == "auto" else ("second",))
+    assert not task.judged
+    assert found.backend("second").breaker.num_faults == 0
+
+
+def test_effort_is_limited_for_all_uses_together_and_within_them_only() -> None:
+    def work(seconds: float) -> None:
+        end = thread_time() + seconds
+        while thread_time() < end:
+            spend()
+
+    effort = Effort(0.01)
+    work(0.02)
+    with effort.limited():
+        work(0.004)
+    work(0.02)
+    with pytest.raises(TooMuchEffort), effort.limited():
+        work(0.008)
+    work(0.02)
 
 
 def test_a_higher_score_for_the_request_comes_before_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmkit.errors import InvalidRequestError, LlmkitError, PluginError, described
 from llmkit.grammars.constraints import is_judged_at_the_door
+from llmkit.grammars.effort import DOOR_S, Effort, TooMuchEffort
 from llmkit.grammars.schema_document import PARAM
 from llmkit.grammars.short_turns import short_turns
 from llmkit.hookspecs.structured import GrammarCompiler, GrammarRequest
@@ -103,9 +105,12 @@ class GrammarBackends:
     def choose(self, request: GrammarRequest) -> GrammarTask:
         """The engines to try for `request`, best first. Raises InvalidRequestError if none can express it, naming what
         stands in the way and, where another engine than the configured one could, that one. What is too large to be
-        judged at the door goes to all that work."""
+        judged at the door, or takes too long there, goes to all that work."""
         with short_turns():  # a schema is read, and the first time, engines are loaded
-            return self._choose(request) if is_judged_at_the_door(request) else self._unasked(request)
+            if is_judged_at_the_door(request):
+                with contextlib.suppress(TooMuchEffort):
+                    return self._choose(request, Effort(DOOR_S))
+            return self._unasked(request)
 
     def _unasked(self, request: GrammarRequest) -> GrammarTask:
         found = [self._named] if self.choice != "auto" else self._candidates
@@ -117,13 +122,13 @@ class GrammarBackends:
         self._note(ordered[0], f"the best for a large {request.kind} constraint", {})
         return GrammarTask(request, tuple(backend.choice for backend in ordered), judged=False)
 
-    def _choose(self, request: GrammarRequest) -> GrammarTask:
+    def _choose(self, request: GrammarRequest, effort: Effort) -> GrammarTask:
         if self.choice != "auto":
-            return self._choose_named(request)
+            return self._choose_named(request, effort)
         reasons: dict[str, str] = {}
         ordered = sorted(self._candidates, key=lambda backend: -self._score(backend, request))
         for i, backend in enumerate(ordered):
-            why_not = self.why_not(backend, request)
+            why_not = self.why_not(backend, request, effort)
             if why_not is None:
                 self._note(backend, f"the best that can express a {request.kind} constraint", reasons)
                 return GrammarTask(request, tuple(other.choice for other in ordered[i:]))
@@ -141,15 +146,17 @@ class GrammarBackends:
         backend = self.backend(choice)
         return backend.compiler or self._build(backend)
 
-    def why_not(self, backend: Backend, request: GrammarRequest) -> str | None:
-        """Why `backend` cannot serve `request`; None if it can. Raises InvalidRequestError for a malformed one."""
+    def why_not(self, backend: Backend, request: GrammarRequest, effort: Effort | None = None) -> str | None:
+        """Why `backend` cannot serve `request`; None if it can. Raises InvalidRequestError for a malformed one, and
+        TooMuchEffort where finding out exceeds `effort`."""
         why_unusable = self.why_unusable(backend)
         if why_unusable is not None:
             return why_unusable
         try:
             compiler = backend.compiler or self._build(backend)
-            problems = [str(problem) for problem in compiler.problems(request)]
-        except (InvalidRequestError, KeyboardInterrupt):
+            with effort.limited() if effort is not None else contextlib.nullcontext():
+                problems = [str(problem) for problem in compiler.problems(request)]
+        except (InvalidRequestError, TooMuchEffort, KeyboardInterrupt):
             raise
         except PluginError as error:
             backend.rejected = error.message
@@ -206,15 +213,15 @@ class GrammarBackends:
 
     # ---- refusals
 
-    def _choose_named(self, request: GrammarRequest) -> GrammarTask:
+    def _choose_named(self, request: GrammarRequest, effort: Effort) -> GrammarTask:
         backend = self._named
-        why_not = self.why_not(backend, request)
+        why_not = self.why_not(backend, request, effort)
         if why_not is None:
             return GrammarTask(request, (backend.choice,))
         able = [
             other.choice
             for other in self._candidates
-            if other.plugin.row.identity != backend.plugin.row.identity and self.why_not(other, request) is None
+            if other.plugin.row.identity != backend.plugin.row.identity and self.why_not(other, request, effort) is None
         ]
         raise InvalidRequestError(
             f"structured_outputs: {backend.choice} cannot express this {request.kind} constraint: {why_not}",

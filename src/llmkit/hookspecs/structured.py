@@ -110,7 +110,9 @@ class GrammarCompiler(ABC):
         """What of `request` this engine cannot express exactly, a sentence each, naming the keyword or construct and
         where it stands; empty if nothing. A text that would pass the grammar and break the request's own rules (a
         keyword that the library ignores) is a problem. `request.source` is JSON where it must be, and nothing else is
-        known of it. May be called from any thread, for every request: no library calls that may take long.
+        known of it. May be called from any thread, for every request: no library calls that may take long. What may
+        take long here calls `llmkit.grammars.effort.spend` on the way, and lets through what that raises: then the
+        engine is asked in the child process.
         """
 
     def score(self, request: GrammarRequest) -> int:
