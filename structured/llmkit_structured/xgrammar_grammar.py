@@ -117,6 +117,14 @@ class CompiledXGrammar(CompiledGrammar):
 
         return MatcherState(xgrammar.GrammarMatcher(self._compiled), self._stop_token_id, self._text)
 
+    def release(self) -> None:
+        """The destructor would keep the interpreter, for more than a millisecond a megabyte; a call does not."""
+        import tvm_ffi
+
+        last = tvm_ffi.List([self._compiled._handle])
+        del self._compiled
+        last.clear()
+
 
 class MatcherState(Grammar):
     """One sequence's matcher. The library has a stop token that it allows at the end; here nothing knows of it."""

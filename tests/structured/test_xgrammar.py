@@ -218,3 +218,15 @@ def test_states_of_one_grammar_are_apart(compiler: XGrammarCompiler, vocabulary:
     row = np.full(vocabulary.num_words, -1, dtype=np.int32)
     one.fill_bitmask(row)
     assert row[-1] == 0 or vocabulary.vocab_size % 32 != 0
+
+
+def test_what_is_released_is_gone_and_a_state_that_is_left_goes_on(
+    compiler: XGrammarCompiler, vocabulary: TokenVocabulary
+) -> None:
+    request = GrammarRequest("choice", '["yes", "no"]')
+    compiled = compiler.load(request, compiler.compile(request))
+    state = compiled.start()
+    compiled.release()
+    assert accepts(state, tokens_of("yes", vocabulary))
+    with pytest.raises(AttributeError):
+        compiled.start()

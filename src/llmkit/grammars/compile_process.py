@@ -148,7 +148,8 @@ class CompileProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,
+            # No session of its own: where the system shares out processors by session, its niceness would say nothing.
+            process_group=0,
         )
         with self._lock:
             self._process = process
@@ -213,7 +214,7 @@ class CompileProcess:
 
 
 def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """They are one session, and so one group of processes."""
+    """They are one group of processes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them are gone
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -20,6 +20,7 @@ from llmkit.grammars.backends import PRELOADED
 from llmkit.grammars.cache import GrammarCache, GrammarFailure, Key, ReadyGrammar
 from llmkit.grammars.compile_messages import Compile, Hello, Outcome
 from llmkit.grammars.compile_process import CompileProcess
+from llmkit.grammars.disposal import Disposal
 from llmkit.grammars.short_turns import short_turns, step_back
 from llmkit.requests.grammar_task import GrammarTask
 
@@ -90,6 +91,7 @@ class GrammarService:
         self._next_deadline = math.inf  # no ticket that waits has an earlier one
         self._loaders: ThreadPoolExecutor | None = None
         self._process = CompileProcess(self._hello, self._begun, self._arrived)
+        self._disposal = Disposal()
         self._closed = False
 
     @property
@@ -162,6 +164,7 @@ class GrammarService:
         self._process.close()
         if self._loaders is not None:
             self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._disposal.close()
 
     # ---- the end of waiting
 
@@ -297,7 +300,9 @@ class GrammarService:
         grammar = compiled.start()
         grammar.fill_bitmask(row)
         row.flags.writeable = False
-        return ReadyGrammar(choice, compiled, row, bool(grammar.is_accepting()))
+        ready = ReadyGrammar(choice, compiled, row, bool(grammar.is_accepting()))
+        self._disposal.watch(ready)
+        return ready
 
     def _settle(self, pending: _Pending, result: ReadyGrammar | GrammarFailure) -> None:
         with self._lock:

@@ -97,6 +97,13 @@ class CompiledGrammar(ABC):
     def start(self) -> Grammar:
         """A fresh state at the beginning of the text. A step may wait for it: must be quick."""
 
+    def release(self) -> None:  # noqa: B027 - most have nothing to do
+        """Let go of what takes long to free, with the interpreter free. Called once, in a thread beside the step loop,
+        when neither this nor a state from it is used any more; then it is dropped.
+
+        .. versionadded:: 0.1
+        """
+
 
 class GrammarCompiler(ABC):
     """Compiles grammars for one vocabulary.

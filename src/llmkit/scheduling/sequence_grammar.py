@@ -89,6 +89,9 @@ class SequenceGrammar:
         self.slow = False
         self._slow_s = 0.0
 
+    def __del__(self) -> None:
+        self._state = None  # before the grammar, which is released when nothing uses it
+
     @staticmethod
     def first_step(ready: ReadyGrammar, stops: StopMasks) -> tuple[Words | None, bool]:
         """(the row of the first token, whether the empty text is already all there can be); None for the row if no
