@@ -7,13 +7,17 @@ import triton
 import triton.language as tl
 
 from llmkit.jit.rehearsal import launch
+from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
 
 _BLOCK = 1024
 
 
 @triton.jit
-def silu_kernel(gate_up_ptr, out_ptr, row_stride, size, BLOCK: tl.constexpr):
+def silu_kernel(gate_up_ptr, out_ptr, row_stride, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One program: BLOCK columns of one row. gate_up [t, 2 * size] with a row stride, out dense [t, size]."""
+    if EARLY:
+        next_may_start()
+        wait_for_last()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
@@ -30,5 +34,9 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        launch(silu_kernel, (tokens, triton.cdiv(size, _BLOCK)), gate_up, out, gate_up.stride(0), size, BLOCK=_BLOCK)
+        early = follows_early(gate_up.device)
+        launch(
+            silu_kernel, (tokens, triton.cdiv(size, _BLOCK)), gate_up, out, gate_up.stride(0), size,
+            BLOCK=_BLOCK, EARLY=early, **({"launch_pdl": True} if early else {}),
+        )  # fmt: skip
     return out

@@ -141,7 +141,7 @@ def rotary_and_write(
     most = triton.next_power_of_2(kv_heads)
     block_h = 1 if tokens <= _FEW_TOKENS else min(most, max(1, _ELEMENTS // block_d))
     blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
-    early = block_h == 1 and follows_early(query.device)
+    early = follows_early(query.device)
     launch(
         heads_kernel, (tokens, blocks),
         positions, query, key, value, cos_sin,
