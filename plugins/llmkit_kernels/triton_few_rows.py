@@ -19,6 +19,7 @@ import triton.language as tl
 
 from llmkit.jit.rehearsal import launch
 from llmkit_kernels.triton_chain import INTERPRETED, follows_early, next_may_start, wait_for_last
+from llmkit_kernels.triton_device import device_of
 
 MOST_ROWS = 8
 LARGEST = 256 * 2**20  # bytes of a weight; beyond, libraries are faster
@@ -190,8 +191,7 @@ def normed_silu(
 
 
 def _plain_block(weight_rows: int, device: torch.device) -> _Block:
-    processors, _ = _device(device)
-    few = triton.cdiv(weight_rows, _FEW_PROGRAMS.rows) <= 2 * processors
+    few = triton.cdiv(weight_rows, _FEW_PROGRAMS.rows) <= 2 * device_of(device).processors
     return _FEW_PROGRAMS if few else _MANY_PROGRAMS
 
 
@@ -212,7 +212,7 @@ def _launch(
     (rows, k), n = x.shape, out.shape[1]
     early = follows_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    block = _fitted(block, normed, _device(x.device)[1])
+    block = _fitted(block, normed, device_of(x.device).shared_memory)
     launch(
         few_rows_kernel, (triton.cdiv(n, block.rows // 2 if gated else block.rows),),
         x, residual, norm, weight, x if bias is None else bias, out, total, rows, n, k, eps,
@@ -230,12 +230,3 @@ def _fitted(block: _Block, normed: bool, shared_memory: int) -> _Block:
     rows = block.rows + (2 * MOST_ROWS + 1 if normed else MOST_ROWS)
     most = shared_memory // (rows * block.columns * 2) + 1
     return replace(block, stages=max(2, min(block.stages, most)))
-
-
-@functools.cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory that a program can have)."""
-    if device.type != "cuda":
-        return 2, 2**17
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin

@@ -38,22 +38,29 @@ def norm_kernel(
 
 
 @triton.jit
-def add_norm_kernel(x_ptr, residual_ptr, weight_ptr, size, eps, BLOCK_D: tl.constexpr, EARLY: tl.constexpr):
-    """One program: a row. Writes the sum to residual and its norm to x; both dense [t, size]."""
+def add_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, size, part_stride, eps,
+    PARTS: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: a row. Writes the sum to residual and its norm to out; x [PARTS, t, size], residual and out
+    [t, size], all dense."""
+    column = tl.arange(0, BLOCK_D)
+    inside = column < size
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     if EARLY:
         next_may_start()
         wait_for_last()
-    column = tl.arange(0, BLOCK_D)
-    inside = column < size
     place = tl.program_id(0).to(tl.int64) * size + column
-    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    kind = residual_ptr.dtype.element_ty
     residual = tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    total = (x + residual).to(residual_ptr.dtype.element_ty)
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + part * part_stride + place, mask=inside, other=0.0)
+    total = (x.to(kind).to(tl.float32) + residual).to(kind)  # rounded where the reference rounds
     tl.store(residual_ptr + place, total, mask=inside)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     result = _normed(total.to(tl.float32)[None, :], weight, eps, size, weight_ptr.dtype.element_ty)
     result = tl.sum(result, 0)  # of one row: drops the first dimension
-    tl.store(x_ptr + place, result.to(x_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -76,16 +83,19 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual dense [t, d], both overwritten → (norm of the sum, the sum)."""
-    tokens, size = x.shape
+    """x, residual dense [t, d], both overwritten, or x dense float32 [parts, t, d] to be summed → (norm of the sum, the
+    sum)."""
+    tokens, size = residual.shape
+    parts, out = (1, x) if x.dim() == 2 else (x.shape[0], torch.empty_like(residual))
     if tokens:
         block_d = triton.next_power_of_2(size)
         early = follows_early(x.device)
         launch(
-            add_norm_kernel, (tokens,), x, residual, weight, size, eps,
-            BLOCK_D=block_d, EARLY=early, num_warps=_warps(block_d), **({"launch_pdl": True} if early else {}),
+            add_norm_kernel, (tokens,), x, residual, weight, out, size, tokens * size, eps,
+            PARTS=parts, BLOCK_D=block_d, EARLY=early, num_warps=_warps(block_d),
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
-    return x, residual
+    return out, residual
 
 
 def _warps(elements: int) -> int:

@@ -6,7 +6,15 @@ import torch
 
 from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.sampling.device_draw import DeviceDraws
-from llmkit_kernels import triton_activation, triton_draw, triton_few_rows, triton_heads, triton_norm, triton_rotary
+from llmkit_kernels import (
+    triton_activation,
+    triton_draw,
+    triton_few_rows,
+    triton_heads,
+    triton_norm,
+    triton_rotary,
+    triton_some_rows,
+)
 from llmkit_kernels.torch_table import TorchKernels
 
 
@@ -16,7 +24,16 @@ class TritonKernels(TorchKernels):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if triton_few_rows.takes(x, weight):
             return triton_few_rows.linear(x, weight, bias)
+        if triton_some_rows.takes(x, weight):
+            return triton_some_rows.linear(x, weight, bias)
         return super().linear(x, weight, bias)
+
+    def linear_in_parts(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        if bias is not None or triton_few_rows.takes(x, weight) or not triton_some_rows.takes_in_parts(x, weight):
+            return None
+        return triton_some_rows.linear_in_parts(x, weight)
 
     def add_rms_norm_linear(
         self,
@@ -36,10 +53,12 @@ class TritonKernels(TorchKernels):
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         if triton_few_rows.takes_norm(x, residual, norm, weight):
             return triton_few_rows.normed_silu(x, residual, norm, eps, weight)
-        if not triton_few_rows.takes(x, weight):
+        few = triton_few_rows.takes(residual, weight)
+        if not few and not triton_some_rows.takes(residual, weight):
             return None
         normed, total = self.add_rms_norm(x, residual, norm, eps)
-        return triton_few_rows.silu_linear(normed, weight), total
+        silu_linear = triton_few_rows.silu_linear if few else triton_some_rows.silu_linear
+        return silu_linear(normed, weight), total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.stride(-1) != 1 or x.dim() not in (2, 3):
@@ -49,7 +68,8 @@ class TritonKernels(TorchKernels):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.dim() != 2 or not (x.is_contiguous() and residual.is_contiguous()) or x.dtype != residual.dtype:
+        in_parts = x.dim() == 3
+        if not in_parts and not (x.is_contiguous() and residual.is_contiguous() and x.dtype == residual.dtype):
             return super().add_rms_norm(x, residual, weight, eps)
         return triton_norm.add_rms_norm(x, residual, weight, eps)
 

@@ -1,4 +1,5 @@
-"""Norms computed with the products behind them, where the kernel table has one kernel for both; scores and logits."""
+"""Norms computed with the products behind them, where the kernel table has one kernel for both, and products whose sum
+is left to the norm; scores and logits."""
 
 from __future__ import annotations
 
@@ -36,6 +37,26 @@ class AtOnce(TorchKernels):
         return self.silu_and_mul(self.linear(normed, weight)), total
 
 
+class InParts(TorchKernels):
+    """Sums of products of the first and the second half of the columns."""
+
+    def __init__(self) -> None:
+        self.in_parts = self.summed = 0
+
+    def linear_in_parts(self, x, weight, bias=None):
+        if bias is not None:
+            return None
+        self.in_parts += 1
+        halves = zip(x.chunk(2, 1), weight.chunk(2, 1), strict=True)
+        return torch.stack([self.linear(*half) for half in halves])
+
+    def add_rms_norm(self, x, residual, weight, eps):
+        if x.dim() == 3:
+            self.summed += 1
+            x = x.sum(0)
+        return super().add_rms_norm(x, residual, weight, eps)
+
+
 def logits(context: ModelContext, model: DecoderForCausalLM) -> torch.Tensor:
     backend, pool = TorchAttention(), PagedPool(8, 4)
     caches = pool.caches(backend, context.attention_layers, torch.float32)
@@ -69,6 +90,46 @@ def test_the_layers_compute_the_same(
         results.append(logits(context, model))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
     assert table.calls == first + 2 * later
+
+
+@pytest.mark.parametrize(
+    ("options", "per_layer"),
+    [(LayerOptions(), 2), (LayerOptions(output_bias=True, mlp_bias=True), 0), (LayerOptions(output_norms=True), 0)],
+)
+def test_the_norm_adds_up_what_products_leave_in_parts(
+    make_context: Callable[..., ModelContext],
+    random_tensors: Callable[[DecoderForCausalLM], dict[str, torch.Tensor]],
+    options: LayerOptions,
+    per_layer: int,
+) -> None:
+    """Of attention and feed-forward, in every layer; not where a bias or another norm comes in between."""
+    results, table = [], InParts()
+    for kernels in (TorchKernels(), table):
+        context = make_context(kernels=kernels)
+        model = DecoderForCausalLM(context, lambda *_: options)
+        model.load_weights(random_tensors(model).items())
+        results.append(logits(context, model))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+    assert table.in_parts - table.summed == 0
+    assert table.summed == per_layer * len(context.attention_layers)
+
+
+def test_a_stage_hands_on_what_is_added_up(
+    make_context: Callable[..., ModelContext],
+    random_tensors: Callable[[DecoderForCausalLM], dict[str, torch.Tensor]],
+) -> None:
+    results = []
+    for kernels in (TorchKernels(), InParts()):
+        whole = DecoderForCausalLM(make_context(kernels=kernels))
+        context = make_context(kernels=kernels, layer_range=range(0, 1))
+        stage = DecoderForCausalLM(context)
+        stage.load_weights(random_tensors(whole).items())
+        backend, pool = TorchAttention(), PagedPool(8, 4)
+        caches = pool.caches(backend, context.attention_layers, torch.float32)
+        forward = ForwardContext(backend, [backend.plan(pool.step([(0, len(IDS))]))], caches)
+        results.append(stage.model(IDS, torch.arange(len(IDS)), forward))
+    for actual, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])

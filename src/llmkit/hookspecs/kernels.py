@@ -45,6 +45,14 @@ class KernelTable(ABC):
         """`linear` with what `arrange` has returned."""
         raise TypeError(f"{type(self).__name__} arranges no weights")
 
+    def linear_in_parts(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """`linear` as what is to be added up: float32 [parts, t, n]. This table's `add_rms_norm` and the fused
+        operations that begin with it take that for x as well. None: nothing was done, as it does not pay or the table
+        does not take such operands."""
+        return None
+
     @abstractmethod
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int64 [t], weight [vocabulary, k] → [t, k]."""
@@ -58,7 +66,8 @@ class KernelTable(ABC):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rms_norm(x + residual), x + residual). May overwrite `x` and `residual`."""
+        """(rms_norm(x + residual), x + residual), both [t, d]. May overwrite `x` and `residual`. A table with
+        `linear_in_parts` takes its results for x, too."""
 
     def add_rms_norm_linear(
         self,

@@ -116,23 +116,24 @@ class SelfAttention(Module):
         self, positions: torch.Tensor, x: torch.Tensor, context: ForwardContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """positions int64 [t], x [t, hidden_size] → [t, hidden_size]; with rows int64 [s] → theirs [s, hidden_size]."""
-        return self.of_projected(positions, self.qkv_proj.forward(x), context, rows)
+        return self.o_proj.forward(self.attended(positions, self.qkv_proj.forward(x), context, rows))
 
-    def of_projected(
+    def attended(
         self,
         positions: torch.Tensor,
         projected: torch.Tensor,
         context: ForwardContext,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`forward` from what `qkv_proj` puts out, which may be overwritten."""
+        """What `o_proj` gets in `forward`, [t or s, heads*head_size], from what `qkv_proj` puts out, which may be
+        overwritten."""
         query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
         slots = context.backend.slots(context.metadata[self.attention.layer.index])
         if slots is not None and self._write_at_once(positions, query, key, value, context, slots):
             attended = self.attention.attend(query, context)
         else:
             attended = self._one_by_one(positions, query, key, value, context)
-        return self.o_proj.forward(attended if rows is None else attended[rows])
+        return attended if rows is None else attended[rows]
 
     def _write_at_once(
         self,

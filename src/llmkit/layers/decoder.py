@@ -13,6 +13,7 @@ from llmkit.layers.attention import SelfAttention
 from llmkit.layers.causal_lm import CausalLM
 from llmkit.layers.config import DecoderConfig, LayerOptions
 from llmkit.layers.embedding import LMHead, VocabEmbedding
+from llmkit.layers.linear import added_up
 from llmkit.layers.mlp import GatedMLP
 from llmkit.layers.module import Module
 from llmkit.layers.moe import SparseMLP
@@ -60,7 +61,8 @@ class DecoderLayer(Module):
         context: ForwardContext,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [t, hidden_size]: what is not yet added to `residual` (None: nothing was, hidden is all).
+        """hidden [t, hidden_size]: what is not yet added to `residual` (None: nothing was, hidden is all), or what
+        `RowParallelLinear.before_norm` returns for it.
 
         Returns the same pair after this layer: adding is left to the next norm, which does both in one pass. rows
         int64 [s]: the tokens to go on with behind attention, None for all.
@@ -69,13 +71,14 @@ class DecoderLayer(Module):
             projected, residual = self.self_attn.qkv_proj.forward(self.input_layernorm.forward(hidden)), hidden
         else:
             projected, residual = self.self_attn.qkv_proj.after_norm(self.input_layernorm, hidden, residual)
-        hidden = self.self_attn.of_projected(positions, projected, context, rows)
+        attended = self.self_attn.attended(positions, projected, context, rows)
         if rows is not None:
             residual = residual[rows]
         if self.has_output_norms:
-            hidden = self.post_attention_layernorm.forward(hidden)
+            hidden = self.post_attention_layernorm.forward(self.self_attn.o_proj.forward(attended))
             hidden, residual = self.pre_feedforward_layernorm.add(hidden, residual)
             return self.post_feedforward_layernorm.forward(self._feed_forward(hidden)), residual
+        hidden = self.self_attn.o_proj.before_norm(attended)
         return self._feed_forward_after(self.post_attention_layernorm, hidden, residual)
 
 
@@ -133,7 +136,7 @@ class DecoderModel(Module):
             return context.replayer.run(partial(self._all_layers, context), hidden)
         hidden, residual = self._run_layers(positions, hidden, residual, context)
         if self.norm is None:
-            return hidden, residual
+            return added_up(hidden, residual.dtype), residual
         return self.norm.add(hidden, residual)[0]
 
     def _all_layers(self, context: ForwardContext, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

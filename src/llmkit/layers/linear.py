@@ -174,3 +174,17 @@ class RowParallelLinear(Linear):
         if self._all_reduce is None:
             return self.weight.linear(x, self.bias)
         return self._all_reduce(self.weight.linear(x, self.bias if self._adds_bias else None))
+
+    def before_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """`forward` for `RMSNorm.add` or `Linear.after_norm` alone: float32 [parts, t, out_features], not added up yet,
+        where the kernel table has such a product."""
+        if self._all_reduce is None:
+            parts = self.weight.in_parts(x, self.bias)
+            if parts is not None:
+                return parts
+        return self.forward(x)
+
+
+def added_up(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `RowParallelLinear.before_norm` returns → as of `forward`, [t, out_features] of `dtype`."""
+    return x if x.dim() == 2 else x.sum(0).to(dtype)

@@ -34,10 +34,11 @@ class GatedMLP(Module):
         return self.down_proj.forward(self._activation(self.gate_up_proj.forward(x)))
 
     def after_norm(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(`forward` of norm(x + residual), x + residual); x and residual [t, hidden_size] may be overwritten."""
+        """(`forward` of norm(x + residual), x + residual), the first as of `RowParallelLinear.before_norm`; residual
+        [t, hidden_size] and x, which may be such a result, too, may be overwritten."""
         if self._is_silu and not self.gate_up_proj.has_bias:
             done = self.gate_up_proj.weight.silu_after_norm(norm, x, residual)
             if done is not None:
-                return self.down_proj.forward(done[0]), done[1]
+                return self.down_proj.before_norm(done[0]), done[1]
         normed, total = norm.add(x, residual)
-        return self.forward(normed), total
+        return self.down_proj.before_norm(self._activation(self.gate_up_proj.forward(normed))), total

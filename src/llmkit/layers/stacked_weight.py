@@ -87,6 +87,10 @@ class StackedWeight:
             return self._kernels.arranged_linear(x, self.arranged, bias)
         return self._quantization.linear(x, self.packed, bias, self._kernels)
 
+    def in_parts(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """`KernelTable.linear_in_parts`; None also where the matrix is not in full precision as it came."""
+        return None if self.plain is None else self._kernels.linear_in_parts(x, self.plain, bias)
+
     def after_norm(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:

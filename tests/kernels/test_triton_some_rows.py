@@ -1,0 +1,158 @@
+"""Products of some rows in the `triton` kernel table, and their parts: as `test_triton_kernels.py`, on a GPU or
+interpreted in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmkit_kernels.torch_table import TorchKernels
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+REFERENCE = TorchKernels()
+# The interpreter cuts bfloat16 off instead of rounding.
+HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets")
+def test_under_the_interpreter() -> None:
+    path = Path(__file__)
+    flags = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", *flags, str(path)]
+    done = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    counted = re.search(r"(\d+) passed", done.stdout)
+    assert counted, done.stdout
+    assert int(counted[1]) >= 15, "tests of the kernels were skipped"
+
+
+@pytest.fixture
+def table():
+    if not INTERPRETED and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    from llmkit_kernels.triton_table import TritonKernels
+
+    return TritonKernels()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, roundings: int = 1) -> None:
+    tolerance = roundings * TOLERANCE[dtype]
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+# Whole blocks of columns and not, a last program with some of its rows.
+SHAPES = [(9, 48, 256), (16, 100, 400), (33, 33, 1040), (64, 130, 128)]
+
+
+@kernels
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+def test_products(table, rows: int, n: int, k: int, biased: bool, dtype: torch.dtype) -> None:
+    from llmkit_kernels import triton_some_rows
+
+    x, weight = random(rows, k, dtype=dtype), random(n, k, dtype=dtype) / k**0.5
+    bias = random(n, dtype=dtype) if biased else None
+    assert triton_some_rows.takes(x, weight)
+    actual = table.linear(x, weight, bias)
+    assert actual.dtype == dtype
+    exact = REFERENCE.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert_near(actual, exact, dtype)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x, residual = random(rows, k, dtype=dtype), random(k, rows, dtype=dtype).reshape(rows, k)
+    norm, weight = random(k, dtype=dtype), random(2 * n, k, dtype=dtype) / k**0.5
+    normed, total = REFERENCE.add_rms_norm(x.clone(), residual.clone(), norm, 1e-5)
+    expected = REFERENCE.silu_and_mul(REFERENCE.linear(normed.double(), weight.double()))
+    actual, summed = table.add_rms_norm_silu(x, residual, norm, 1e-5, weight)
+    assert torch.equal(summed, total)
+    assert_near(actual, expected, dtype, roundings=4)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("rows", "n", "k"), [(9, 48, 256), (64, 100, 400), (30, 33, 1040), (64, 32, 768)])
+def test_parts_of_a_product_are_added_up_by_the_norm(table, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x, weight = random(rows, k, dtype=dtype), random(n, k, dtype=dtype) / k**0.5
+    residual, norm = random(rows, n, dtype=dtype), random(n, dtype=dtype)
+    exact = REFERENCE.linear(x.double(), weight.double())
+    parts = table.linear_in_parts(x, weight)
+    assert parts.dtype == torch.float32
+    assert parts.shape[0] > 1
+    torch.testing.assert_close(parts.double().sum(0), exact, rtol=1e-4, atol=1e-4)
+
+    rounded = parts.sum(0).to(dtype)
+    expected, total = REFERENCE.add_rms_norm(rounded, residual.clone(), norm, 1e-5)
+    actual, summed = table.add_rms_norm(parts, residual, norm, 1e-5)
+    assert actual.dtype == summed.dtype == dtype
+    assert_near(summed, total, dtype)
+    assert_near(actual, expected, dtype)
+
+
+@kernels
+def test_a_fused_norm_takes_parts(table) -> None:
+    dtype = HALVES[-1]
+    parts, residual = random(3, 20, 64), random(20, 64, dtype=dtype)
+    norm, weight = random(64, dtype=dtype), random(96, 64, dtype=dtype) / 8
+    normed, total = REFERENCE.add_rms_norm(parts.sum(0).to(dtype), residual.clone(), norm, 1e-5)
+    expected = REFERENCE.silu_and_mul(REFERENCE.linear(normed.double(), weight.double()))
+    assert table.add_rms_norm_linear(parts, residual, norm, 1e-5, weight) is None
+    actual, summed = table.add_rms_norm_silu(parts, residual, norm, 1e-5, weight)
+    assert_near(summed, total, dtype)
+    assert_near(actual, expected, dtype, roundings=4)
+
+
+@kernels
+def test_products_that_the_kernel_is_not_for(table) -> None:
+    from llmkit_kernels.triton_some_rows import MOST_ROWS, takes, takes_in_parts
+
+    x, weight = random(20, 64, dtype=torch.float16), random(32, 64, dtype=torch.float16)
+    assert takes(x, weight)
+    assert not takes(x.float(), weight.float())
+    assert not takes(random(MOST_ROWS + 1, 64, dtype=torch.float16), weight)
+    assert not takes(x[:0], weight)
+    assert not takes(x[:, :40], weight[:, :40])
+    assert not takes_in_parts(x, weight), "one block of columns has no parts"
+    long, deep = random(MOST_ROWS + 1, 512, dtype=torch.float16), random(32, 512, dtype=torch.float16)
+    assert takes_in_parts(long[1:], deep)
+    assert not takes_in_parts(long, deep)
+    assert table.linear_in_parts(long, deep) is None
+    assert table.linear_in_parts(long[1:], deep, deep[:, 0]) is None, "a bias is not in parts"
+    assert table.linear_in_parts(long[:4], deep) is None, "few rows are another kernel's"
+    more = random(MOST_ROWS + 1, 64, dtype=torch.float16)
+    assert_near(table.linear(more, weight), REFERENCE.linear(more, weight), torch.float16)
+
+
+def test_blocks() -> None:
+    from llmkit_kernels.triton_device import Device
+    from llmkit_kernels.triton_some_rows import _chosen
+
+    device = Device(132, 227 * 1024)
+    # Queries, keys and values; gate and up: the most rows with a program for most multiprocessors.
+    assert [_chosen(n, 1024, 1, device).rows for n in (4096, 6144, 28672)] == [32, 64, 128]
+    # Output and down: as many splits as there are multiprocessors for.
+    chosen = [_chosen(n, k, 2, device) for n, k in ((1024, 2048), (1024, 3072), (4096, 14336), (16384, 512), (64, 128))]
+    assert [(block.rows, block.splits) for block in chosen] == [(32, 4), (32, 4), (64, 2), (128, 1), (32, 1)]
+    assert _chosen(6144, 1024, 1, Device(132, 99 * 1024)).stages == 3
