@@ -305,6 +305,27 @@ def test_doctor_tells_of_faults_in_engines_that_are_gone(llmkit, tmp_path, monke
     assert "left alone" not in out
 
 
+def test_doctor_tells_of_faults_of_a_plugin_given_by_its_path(llmkit, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMKIT_CACHE", str(tmp_path))
+    choice = "llmkit_schedulers.fcfs:"
+    registry = Registry.discover()
+    registry.create("scheduler", choice, detect_environment())
+    breaker = registry.breakers().of("scheduler", choice)
+    for _ in range(5):
+        breaker.record("victim() took 7.0 s")
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu")
+    told = out[out.index(f"scheduler:{choice}") :]
+    assert "after 5 faults: victim() took 7.0 s" in told
+    assert "belongs to no package" in told
+    monkeypatch.setenv("LLMKIT_SCHEDULER", choice)
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--json")
+    [chosen] = [row for row in json.loads(out) if row["name"] == choice]
+    assert chosen["selected"]
+    assert chosen["faults"]["num_faults"] == 5
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--forget-faults")
+    assert "victim()" not in out
+
+
 def test_collect_env_as_json(llmkit):
     code, out, _ = llmkit("collect-env", "--json")
     assert code == 0

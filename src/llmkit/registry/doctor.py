@@ -12,7 +12,7 @@ from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.auto import preference
 from llmkit.registry.fault_journal import FaultJournal, FaultRecord
 from llmkit.registry.loading import LoadedPlugin
-from llmkit.registry.rows import PluginRow
+from llmkit.registry.rows import FROM_PATH, FROM_PYTHON, PluginRow
 
 if TYPE_CHECKING:
     from llmkit.registry.registry import Registry
@@ -48,7 +48,8 @@ Examined = tuple[DoctorRow, LoadedPlugin | None]
 def diagnose(
     registry: Registry, environment: Environment, choices: Mapping[str, Choices], timeout: float
 ) -> list[DoctorRow]:
-    """A row for every plugin, loading each, and one for every choice that is not among them."""
+    """A row for every plugin, loading each, one for every choice that is not among them, and one for every plugin that
+    no package brings and that has failed of late."""
     rows: list[DoctorRow] = []
     for kind in KINDS:
         examined = [_examine(registry, row, environment, timeout) for row in registry.find(kind.name)]
@@ -60,7 +61,31 @@ def diagnose(
         rows += [replace(row, selected=True) if row in chosen else row for row, _ in examined]
         here = [row for row, _ in examined]
         rows += [replace(row, selected=True) for row in chosen if row is not None and row not in here]
-    return rows
+    return rows + _with_faults_only(rows)
+
+
+def _with_faults_only(rows: list[DoctorRow]) -> list[DoctorRow]:
+    """Plugins that a program has registered or a command was given by their path, and that have failed of late. They
+    are not loaded: what was meant may be another module here."""
+    known = {(row.kind, row.name, row.distribution) for row in rows}
+    return [
+        DoctorRow(
+            record.kind,
+            record.name,
+            record.distribution,
+            record.version,
+            "",
+            found=False,
+            selected=False,
+            loadable=False,
+            usable=False,
+            reasons=("It belongs to no package, and this configuration does not choose it; only its faults are told.",),
+            faults=record,
+        )
+        for record in FaultJournal().recent()
+        if record.distribution in (FROM_PATH, FROM_PYTHON)
+        and (record.kind, record.name, record.distribution) not in known
+    ]
 
 
 def _examine(registry: Registry, row: PluginRow, environment: Environment, timeout: float) -> Examined:

@@ -91,11 +91,18 @@ class FaultJournal:
 
     def find(self, plugin: Identity) -> FaultRecord | None:
         """What is recorded of this version of a plugin, None if nothing, or nothing recent."""
+        record = self._read(self._path(plugin))
+        return record if record is not None and _identity(record) == _identity(plugin) else None
+
+    def recent(self) -> list[FaultRecord]:
+        """All that is recorded and recent, by kind and name."""
+        found = [record for path in self._folder.glob("*.json") if (record := self._read(path)) is not None]
+        return sorted(found, key=_identity)
+
+    def _read(self, path: Path) -> FaultRecord | None:
         try:
-            values = json.loads(self._path(plugin).read_text(encoding="utf-8"))
-            record = FaultRecord(**values)
-            recent = 0 <= self._clock() - record.last_time < KEPT_S
-            return record if recent and _identity(record) == _identity(plugin) else None
+            record = FaultRecord(**json.loads(path.read_text(encoding="utf-8")))
+            return record if 0 <= self._clock() - record.last_time < KEPT_S else None
         except (OSError, ValueError, TypeError):
             return None
 
