@@ -54,6 +54,17 @@ class CrowdedAttention(TorchAttention):
         return output
 
 
+class ShortAttention(TorchAttention):
+    """Has room for 8192 keys of a row."""
+
+    def forward(self, layer, query, key, value, kv_cache, metadata):
+        output = super().forward(layer, query, key, value, kv_cache, metadata)
+        for row in metadata.rows:
+            if row.length > 8192:
+                output[row.start : row.stop] = 0
+        return output
+
+
 class LeakyAttention(TorchAttention):
     """Weighs what lies beyond a row with zero instead of leaving it out."""
 

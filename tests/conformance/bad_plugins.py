@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,6 +54,14 @@ class ProblemsFailElsewhere(Table):
     @hookimpl
     def llmkit_problems(environment):
         return [] if environment.device_type == "cpu" or environment.compute_capability[0] > 8 else ["old"]
+
+
+class Sleepy(Table):
+    @staticmethod
+    @hookimpl
+    def llmkit_problems(environment):
+        time.sleep(0.6 if environment.device_type == "cuda" else 0)
+        return []
 
 
 # ---- options
@@ -105,6 +115,16 @@ class Shared(Table):
 
         Shared._made.append(TorchKernels())
         return Shared._made[0]
+
+
+class LeavesAThread(Table):
+    @staticmethod
+    @hookimpl
+    def llmkit_kernels():
+        from llmkit_kernels.torch_table import TorchKernels
+
+        threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start()
+        return TorchKernels()
 
 
 class FailsInAChild(Table):
@@ -259,6 +279,15 @@ class Rigid(OffScale):
         from bad_kinds import RigidAttention
 
         return RigidAttention()
+
+
+class Short(OffScale):
+    @staticmethod
+    @hookimpl
+    def llmkit_attention_backend():
+        from bad_kinds import ShortAttention
+
+        return ShortAttention()
 
 
 class Lenient:

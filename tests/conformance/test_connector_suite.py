@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from pickle import PicklingError
 from types import SimpleNamespace
 
@@ -124,6 +125,12 @@ class ForgetsWhatTheCacheHas(Deciding):
         return super().offer(request, 0)
 
 
+class Unending(Moving):
+    def __init__(self, store, context, delay):
+        super().__init__(store, context, delay)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
 class Unresettable(Deciding):
     def reset(self):
         pass
@@ -213,6 +220,7 @@ ENGINE = "test_a_whole_engine_answers_as_without_it"
         ("test_nothing_is_offered_that_was_not_stored", {"scheduler": OffersTooMuch}),
         ("test_nothing_of_another_model_is_offered", {"scheduler": MixesModels, "worker": MixesModelsToo}),
         ("test_what_is_in_the_cache_already_is_not_offered_again", {"scheduler": ForgetsWhatTheCacheHas}),
+        ("test_no_thread_outlives_close", {"worker": Unending}),
         ("test_reset", {"scheduler": Unresettable}),
         ("test_reset_while_blocks_are_stored", {"worker": StoresAcrossAReset}),
         ("test_aborted_while_loading", {"worker": LosesCancelled}),

@@ -4,6 +4,7 @@ engines that must notice it."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,3 +174,22 @@ def test_a_right_engine_passes() -> None:
 )
 def test_a_wrong_one_fails(kind: type[Choices], check: int) -> None:
     assert check in failed(kind)
+
+
+class Sleepy(GrammarCompiler):
+    """Thinks about every request for a while."""
+
+    def problems(self, request: GrammarRequest) -> list[str]:  # noqa: ARG002
+        time.sleep(0.11)
+        return []
+
+    def compile(self, request: GrammarRequest) -> bytes:
+        raise NotImplementedError
+
+    def load(self, request: GrammarRequest, compiled: bytes) -> CompiledGrammar:
+        raise NotImplementedError
+
+
+def test_one_that_sleeps_at_the_door_fails() -> None:
+    with pytest.raises(AssertionError, match="for two choices"):
+        suite.test_an_ordinary_request_is_judged_at_once(Sleepy())

@@ -31,6 +31,7 @@ from llmkit.testing.paged_attention import dense_attention
 
 NUM_CASES = 4 if INTERPRETED else 40
 LONG = 600 if INTERPRETED else 5000  # tokens of a long context
+VERY_LONG = 9000
 UNTOUCHED = 0.5
 """What a cache holds before: no key or value of the test is as small, and zeros that are written show as well."""
 MIXED: list[Rows] = [
@@ -154,6 +155,15 @@ def test_long_contexts(claims: Claims, window: int | None) -> None:
     if not INTERPRETED:
         load += [((1, 1), (0, 40), (2, 30)), ((0, 3), (1, 2), (2, 1))]
     check(run, load, f"long contexts, window {window}")
+
+
+def test_contexts_beyond_eight_thousand(claims: Claims) -> None:
+    """What is made for as many keys must take more."""
+    if INTERPRETED:
+        pytest.skip("takes too long when kernels are interpreted")
+    run = claims.trial(layer_or_skip(claims), capacity=VERY_LONG + 1200)
+    run.fill(0, VERY_LONG)
+    check(run, [((0, 1), (1, 1)), ((0, 3), (1, 2))], "very long contexts")
 
 
 def test_a_prompt_in_chunks(claims: Claims) -> None:

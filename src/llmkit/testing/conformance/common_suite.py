@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ from llmkit.errors import ConfigError
 from llmkit.hookspecs.plugin import Environment
 from llmkit.registry.options import validated_options
 from llmkit.testing.conformance.child import ChildReport
+from llmkit.testing.conformance.left_threads import left_threads
 from llmkit.testing.conformance.target import Conformance
 
+PROBLEMS_S = 0.5
 ENVIRONMENTS = (
     Environment(),
     Environment(machine="aarch64", cpu_flags=frozenset({"asimd"})),
@@ -75,6 +81,21 @@ def test_problems_are_sentences(conformance: Conformance) -> None:
             assert problem.strip(), "a problem is a sentence, not an empty text"
 
 
+def test_problems_are_told_at_once(conformance: Conformance) -> None:
+    """Every listing asks for them, and every choice of "auto"."""
+    hook = conformance.plugin.manager.hook.llmkit_problems
+    for environment in ENVIRONMENTS:
+        least = min(_seconds(partial(hook, environment=environment)) for _ in range(3))
+        assert least < PROBLEMS_S, f"llmkit_problems takes {least:.1f} s for {environment}"
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    with contextlib.suppress(Exception):  # what it raises is another test's business
+        call()
+    return perf_counter() - start
+
+
 def test_an_unknown_option_is_refused(conformance: Conformance) -> None:
     with pytest.raises(ConfigError, match=r"no_such_option|takes no options"):
         validated_options(conformance.plugin, {**conformance.given, "no_such_option": 1})
@@ -114,6 +135,21 @@ def test_it_is_built_anew_each_time(conformance: Conformance) -> None:
     usable_or_skip(conformance)
     first, second = conformance.create(), conformance.create()
     assert first is not second, "two engines in one process must not share an object"
+
+
+def test_it_leaves_no_thread(conformance: Conformance) -> None:
+    """Engines come and go in one process, and policies with them."""
+    if conformance.kind == "command":
+        pytest.skip("a command is run once")
+    usable_or_skip(conformance)
+
+    def use() -> None:
+        close = getattr(conformance.create(), "close", None)
+        if callable(close):
+            close()
+
+    left = left_threads(use)
+    assert left == [], "threads that go on when its object is closed, if it can be, and dropped"
 
 
 def test_its_times_are_recorded(conformance: Conformance) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from llmkit.hookspecs.connector import Connector, LoadOffer, Retention, TransferReport, WorkerContext
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup, KVSpec
+from llmkit.testing.conformance.left_threads import left_threads
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.connector_rig import ConnectorRig
 from llmkit.testing.connectors import check_connector, random_layout
@@ -68,6 +69,17 @@ def test_halves_are_independent_and_close_twice(conformance: Conformance, rigs: 
     worker = conformance.create().worker_half(WorkerContext(0, 1, "never registered", "both"))
     worker.close()
     worker.close()
+
+
+def test_no_thread_outlives_close(rigs: Any) -> None:
+    def use() -> None:
+        rig = rigs()
+        rig.serve(prompt(1))
+        rig.serve(prompt(1))
+        rig.close()
+
+    left = left_threads(use)
+    assert left == [], "threads that go on when both halves are closed"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import re
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.grammar import accepts, allowed, built, followed, parsed, small_vocabulary, tokens_of
 
 NUM_WALKS, WALK_TOKENS = 10, 80
+ORDINARY_S = 0.1
 _ALPHABET = "abc.é日本"
 
 
@@ -196,6 +197,17 @@ def test_malformed_schemas_are_refused(compiler: GrammarCompiler, schema: Any) -
 @pytest.mark.parametrize("source", cases.REFUSED_REGEXES)
 def test_malformed_expressions_are_refused(compiler: GrammarCompiler, source: str) -> None:
     assert built(compiler, GrammarRequest("regex", source)) is None
+
+
+def test_an_ordinary_request_is_judged_at_once(compiler: GrammarCompiler) -> None:
+    """Whoever asks for the next grammar waits at the same door."""
+    request = GrammarRequest("choice", '["yes", "no"]')
+    times = []
+    for _ in range(3):
+        start = perf_counter()
+        compiler.problems(request)
+        times.append(perf_counter() - start)
+    assert min(times) < ORDINARY_S, f"problems() takes {min(times):.2f} s for two choices"
 
 
 def test_hostile_schemas_are_judged_quickly(compiler: GrammarCompiler) -> None:
