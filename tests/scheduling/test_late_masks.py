@@ -78,6 +78,31 @@ class TestLateMasks:
         run.core.close()
         assert any_at_work()  # the interpreter cannot be taken down meanwhile
 
+    def test_an_engine_whose_masks_hang_again_and_again_is_left_alone_until_they_end(
+        self, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each leaves a thread behind, which nothing can end: there were as many as clients sent such grammars."""
+        monkeypatch.setattr("llmkit.scheduling.grammar_gate.MAX_LOST", 2)
+        run = harness()
+        masks = run.scheduler.grammars.masks
+        masks.limit_s = 0.01
+        for name in ("first", "second"):
+            run.add(name, [1], 8, **constrained("!hang"))
+            run.run()
+            assert run.answers[name, 0].finish_reason == "error"
+        assert masks.num_lost("hostile") == 2
+        run.add("third", [1], 8, **constrained("xy"))
+        run.add("plain", [1], 3)
+        run.run()
+        assert "still at work in 2 threads" in str(run.answers["third", 0].error)
+        assert run.answers["plain", 0].finish_reason == "length"
+        hanging.set()
+        for _, thread in masks._lost:
+            thread.join()
+        run.add("fourth", [1], 8, **constrained("xy"))
+        run.run()
+        assert text_of(run, "fourth") == "xy"
+
     def test_a_request_that_is_aborted_meanwhile_is_gone(self, hanging: threading.Event) -> None:
         run = harness()
         run.add("late", [1], 8, **constrained("!hang"))

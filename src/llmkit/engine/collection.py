@@ -74,3 +74,11 @@ def freeze_imports() -> None:
         _frozen = True
         gc.freeze()
         atexit.register(gc.unfreeze)  # libraries that count what is left of theirs would report all of it
+
+
+def freeze_later_imports() -> None:
+    """`freeze_imports` for libraries that came after it, before any weight is read. What is garbage by now is not
+    kept."""
+    if _frozen:
+        gc.collect()
+        gc.freeze()

@@ -87,9 +87,9 @@ class GrammarBackends:
         self._note(self._named, "named in the configuration", {})
 
     def preload(self) -> Backend | None:
-        """Load plugins and make the vocabulary now, not with the first request. The engine that most requests will
-        have: the configured one, or the best for PRELOADED; None if there is none. Raises nothing: what is wrong is
-        logged, and found again by the first request."""
+        """Load plugins, make the vocabulary and import a library now, not with the first request. The engine that most
+        requests will have: the configured one, or the best for PRELOADED; None if there is none. Raises nothing: what
+        is wrong is logged, and found again by the first request."""
         try:
             choice = self.choice if self.choice != "auto" else self.choose(PRELOADED).backends[0]
             backend = self.backend(choice)
@@ -99,6 +99,13 @@ class GrammarBackends:
             return None
         except Exception as error:
             logger.warning("no grammar engine could be preloaded", exc_info=error)
+            return None
+        try:
+            backend.compiler.warm_up()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            logger.warning("the grammar engine %s could not be preloaded", backend.choice, exc_info=error)
             return None
         return backend
 

@@ -117,16 +117,7 @@ class GrammarService:
         have, in this thread, and start the compile process with a grammar for it. As `GrammarBackends.preload`, raises
         nothing."""
         backend = self._backends.preload()
-        if backend is None:
-            return
-        try:
-            self._backends.compiler(backend.choice).warm_up()
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in Rust is no Exception
-            logger.warning("the grammar engine %s could not be preloaded", backend.choice, exc_info=error)
-            return
-        if self._backends.why_not(backend, PRELOADED) is None:
+        if backend is not None and self._backends.why_not(backend, PRELOADED) is None:
             self.submit(GrammarTask(PRELOADED, (backend.choice,)))
 
     def submit(self, task: GrammarTask) -> Ticket:

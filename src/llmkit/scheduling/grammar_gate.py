@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmkit.errors import EngineError
 from llmkit.grammars.cache import GrammarFailure, ReadyGrammar
 from llmkit.requests.request import RequestStatus
-from llmkit.scheduling.mask_threads import MaskThreads
+from llmkit.scheduling.mask_threads import MAX_LOST, MaskThreads
 from llmkit.scheduling.sequence_grammar import GrammarGuard, SequenceGrammar, StopMasks
 
 if TYPE_CHECKING:
@@ -73,8 +73,19 @@ class GrammarGate:
             group = self._tickets.pop(ticket, None)
             if group is not None and ticket.result is not None:
                 del self._by_group[group]
-                found.append((group, ticket.result))
+                found.append((group, self._stuck(ticket.result) or ticket.result))
         return found
+
+    def _stuck(self, result: ReadyGrammar | GrammarFailure) -> GrammarFailure | None:
+        """What is wrong with beginning another sequence of this engine now; None if nothing is."""
+        if isinstance(result, GrammarFailure) or (lost := self.masks.num_lost(result.backend)) < MAX_LOST:
+            return None
+        return GrammarFailure(
+            f"The grammar engine {result.backend} is still at work in {lost} threads for requests that have been given "
+            "up, and takes no others until some of them are done; try again later.",
+            refused=False,
+            overloaded=True,
+        )
 
     def wait(self, timeout_s: float) -> None:
         """Until somebody may leave, or a mask that is late is there, or the time is over."""

@@ -36,6 +36,9 @@ NUM_SLOW = 2
 CLOCK_RATIO = 10
 """The limit is one of processor time; a mask that gets none, or needs none, ends after so many times the limit."""
 
+MAX_LOST = 8
+"""Threads that may be at masks of one grammar engine which have been given up, before it gets no further requests."""
+
 NICE_LATE, NICE_LOST = 10, 19
 _NAME = "llmkit-masks"
 
@@ -86,7 +89,7 @@ class _MaskThread:
 
     def __init__(self, ended: SimpleQueue[MaskJob], niceness: int = 0) -> None:
         self._ended = ended
-        self._jobs: SimpleQueue[MaskJob | None] = SimpleQueue()
+        self._jobs: SimpleQueue[MaskJob | threading.Event | None] = SimpleQueue()
         self.num_unfinished = 0
         self._clock = time.CLOCK_MONOTONIC
         self._niceness = niceness
@@ -97,12 +100,20 @@ class _MaskThread:
         self.num_unfinished += 1
         self._jobs.put(job)
 
+    def submitted(self) -> threading.Event:
+        """Set when everything that has been submitted by now has ended: waking for every job would cost more than most
+        of them take. Not set when the thread is let go before."""
+        event = threading.Event()
+        self._jobs.put(event)
+        return event
+
     def let_go(self) -> list[MaskJob]:
         """It ends after the job that it is at. Those that it has not begun with."""
         left: list[MaskJob] = []
         with contextlib.suppress(Empty):
             while (job := self._jobs.get_nowait()) is not None:
-                left.append(job)
+                if isinstance(job, MaskJob):
+                    left.append(job)
         self._jobs.put(None)
         return left
 
@@ -120,12 +131,19 @@ class _MaskThread:
     def join(self) -> None:
         self._thread.join()
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def _run(self) -> None:
         if sys.platform == "linux":
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         if self._niceness:
             self.step_back(self._niceness)
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, threading.Event):
+                job.set()
+                continue
             job.begun_s, job.begun_at = self.seconds(), time.monotonic()
             job.thread = self
             job.run()
@@ -146,6 +164,7 @@ class MaskThreads:
         self._quick_since = 0.0  # when it got jobs that were left behind another thread's late one
         self._slow: list[_MaskThread] = []
         self._owner: dict[MaskJob, _MaskThread] = {}  # of every job that has neither ended nor been given up
+        self._lost: list[tuple[str, _MaskThread]] = []  # engine, and a thread that is at a job of it that was given up
         self._late: list[MaskJob] = []  # ended since `run` has returned without them
         self._turns: ExitStack | None = None
 
@@ -153,6 +172,11 @@ class MaskThreads:
     def num_late(self) -> int:
         """Rows that `take_late` will return one day."""
         return len(self._owner) + len(self._late)
+
+    def num_lost(self, engine: str) -> int:
+        """Threads that are still at a mask of that grammar engine which has been given up."""
+        self._lost = [(name, thread) for name, thread in self._lost if thread.alive]
+        return sum(name == engine for name, _ in self._lost)
 
     def run(self, jobs: Iterable[MaskJob]) -> set[MaskJob]:
         """Do `jobs`, each of another sequence; those of them that have ended when the wait is over. `take_late` returns
@@ -164,9 +188,11 @@ class MaskThreads:
             else:
                 waited_for.add(job)
                 self._submit_quick(job)
+        if waited_for:
+            assert self._quick is not None
+            self._quick.submitted().wait(self.wait_s)
         missing = set(waited_for)
-        end = time.monotonic() + self.wait_s
-        while missing and (job_ended := self._next_ended(max(0.0, end - time.monotonic()))) is not None:
+        while missing and (job_ended := self._next_ended(0.0)) is not None:
             if job_ended in missing:
                 missing.discard(job_ended)
             else:
@@ -257,6 +283,7 @@ class MaskThreads:
         job.given_up = job.grammar.too_slow(seconds if seconds > self.limit_s else elapsed, at_least=True)
         del self._owner[job]
         self._late.append(job)
+        self._lost.append((job.grammar.engine, thread))
         thread.step_back(NICE_LOST)
         if thread in self._slow:
             self._slow.remove(thread)

@@ -89,6 +89,11 @@ class SequenceGrammar:
         self.slow = False
         self._slow_s = 0.0
 
+    @property
+    def engine(self) -> str:
+        """The grammar engine that it is of."""
+        return self._guard.name
+
     def __del__(self) -> None:
         self._state = None  # before the grammar, which is released when nothing uses it
 
