@@ -8,20 +8,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-import triton
 
-from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit.hookspecs.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    AttentionQuery,
+    PrefixSharing,
+    SharedPrefixes,
+    Support,
+)
 from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_launch import PreparedLaunch
-from llmkit_attention.triton_prepare import ARITHMETIC, INTERPRETED, OfStep, attention_launches
-from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, launches
+from llmkit_attention.triton_prefix import UNIT
+from llmkit_attention.triton_prepare import ARITHMETIC, INTERPRETED, Attend, OfStep, Prefix, attention_launches, padded
+from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, TileChoice, launches, prefix_launch
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
 
 ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
-
-
-_Attend = tuple[tuple[PreparedLaunch, PreparedLaunch | None], ...]
-"""Launches of one layer after another, in this order; the second of a pair is left out where nothing was split."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,9 @@ class _Plan:
     slot_mapping: torch.Tensor
     query_lens: IntArray
     lengths: IntArray
+    prefixes: SharedPrefixes | None
     writes: dict[Hashable, PreparedLaunch] = field(default_factory=dict)
-    attends: dict[Hashable, _Attend] = field(default_factory=dict)
+    attends: dict[Hashable, tuple[Attend, ...]] = field(default_factory=dict)
 
 
 class TritonAttention(AttentionBackend):
@@ -45,6 +50,8 @@ class TritonAttention(AttentionBackend):
     """
 
     graph_safe = True
+    # 8192 keys of eight heads of size 128 are 8 us of reading; the launch that they cost takes about half of that.
+    prefix_sharing = PrefixSharing(unit=UNIT, least_rows=4, least_saved=8192)
 
     def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
         self._device = device
@@ -80,6 +87,7 @@ class TritonAttention(AttentionBackend):
             batch.slot_mapping[: batch.num_tokens],
             np.diff(batch.query_start_loc_np[: rows + 1]),
             batch.seq_lens_np[:rows],
+            batch.prefixes,
         )
 
     def forward(
@@ -130,20 +138,22 @@ class TritonAttention(AttentionBackend):
         prepared = plan.attends.get(known)
         if prepared is None:
             prepared = plan.attends[known] = self._prepare(layer, query, kv_cache, plan, output)
-        for attend, combine in prepared:
+        for attend in prepared:
             attend(query, kv_cache, output)
-            if combine is not None:
-                combine(output)
 
     def _prepare(
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
-    ) -> _Attend:
+    ) -> tuple[Attend, ...]:
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
-        early = self._starts_early(query.device)
+        early, types = self._starts_early(query.device), (query.dtype, kv_cache.dtype)
+        prefix = self._prefix(layer, *types, plan)
         return tuple(
-            attention_launches(launch, layer, query, kv_cache, of_step, output, early=early and launch.one_per_row)
-            for launch in self._launches(layer, query.dtype, kv_cache.dtype, plan)
-        )
+            attention_launches(
+                launch, layer, query, kv_cache, of_step, output,
+                prefix=prefix if launch.one_per_row else None, early=early and launch.one_per_row,
+            )
+            for launch in self._launches(layer, *types, plan)
+        )  # fmt: skip
 
     def _of(self, device: torch.device) -> Device:
         if self._device is None:
@@ -157,11 +167,28 @@ class TritonAttention(AttentionBackend):
     def _launches(
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
     ) -> tuple[Launch, ...]:
+        shape, tile_of, device = self._scheduling(layer, dtype, kv_dtype, plan)
+        prefixes = _usable(plan.prefixes, layer)
+        lengths = plan.lengths if prefixes is None else prefixes.own_lens_np
+        return tuple(launches(plan.query_lens, lengths, shape, tile_of, device))
+
+    def _prefix(self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan) -> Prefix | None:
+        prefixes = _usable(plan.prefixes, layer)
+        if prefixes is None:
+            return None
+        shape, tile_of, device = self._scheduling(layer, dtype, kv_dtype, plan)
+        rows, groups = len(prefixes.members), len(prefixes.group_starts) - 1
+        return Prefix.of(prefix_launch(shape, tile_of("shared"), device, rows, groups), prefixes, layer)
+
+    def _scheduling(
+        self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
+    ) -> tuple[LayerShape, TileChoice, Device]:
+        """What launches are scheduled by."""
         itemsize = 4 if dtype != kv_dtype else dtype.itemsize
         shape = LayerShape(
             layer.num_kv_heads,
             layer.num_heads // layer.num_kv_heads,
-            max(16, triton.next_power_of_2(layer.head_size)),
+            padded(layer.head_size),
             layer.sliding_window,
             max_group=64 if itemsize == 2 else 16,
         )
@@ -170,7 +197,12 @@ class TritonAttention(AttentionBackend):
         def tile_of(query_class: QueryClass) -> Tile:
             return choose(shape.padded_head_size, query_class, itemsize, device)
 
-        return tuple(launches(plan.query_lens, plan.lengths, shape, tile_of, device))
+        return shape, tile_of, device
+
+
+def _usable(prefixes: SharedPrefixes | None, layer: AttentionLayer) -> SharedPrefixes | None:
+    """With a window, rows see different parts of what they share."""
+    return prefixes if layer.sliding_window is None else None
 
 
 def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:

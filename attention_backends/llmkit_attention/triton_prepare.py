@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from llmkit.hookspecs.attention import AttentionLayer
+from llmkit.hookspecs.attention import AttentionLayer, SharedPrefixes
 from llmkit_attention.triton_combine import combine_kernel
 from llmkit_attention.triton_kernels import attention_kernel
 from llmkit_attention.triton_launch import PreparedLaunch
-from llmkit_attention.triton_schedule import Launch
+from llmkit_attention.triton_prefix import prefix_kernel
+from llmkit_attention.triton_schedule import Launch, PrefixLaunch
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels are interpreted on the host; settled when this module is imported."""
@@ -35,6 +36,49 @@ class OfStep:
     num_rows: int
 
 
+@dataclass(frozen=True)
+class Attend:
+    """Launches of one layer after another. prefix: for keys that rows share; combine: for keys that were split."""
+
+    prefix: PreparedLaunch | None
+    attend: PreparedLaunch
+    combine: PreparedLaunch | None
+
+    def __call__(self, query: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
+        if self.prefix is not None:
+            self.prefix(query, kv_cache)
+        self.attend(query, kv_cache, output)
+        if self.combine is not None:
+            self.combine(output)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a launch needs to know of keys that rows share. partial, lse: the results of these."""
+
+    launch: PrefixLaunch
+    prefixes: SharedPrefixes
+    partial: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def of(cls, launch: PrefixLaunch, prefixes: SharedPrefixes, layer: AttentionLayer) -> Prefix:
+        rows, device = len(prefixes.members), prefixes.members.device
+        places = (launch.most_splits, rows, layer.num_heads)
+        partial = torch.empty((*places, padded(layer.head_size)), dtype=torch.float32, device=device)
+        return cls(launch, prefixes, partial, torch.empty(places, dtype=torch.float32, device=device))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of all kernels that know of prefixes, in the order of their arguments."""
+        return len(self.prefixes.group_starts) - 1, self.launch.wanted, self.launch.most_splits
+
+
+def padded(head_size: int) -> int:
+    """Columns of a tile."""
+    return max(16, triton.next_power_of_2(head_size))
+
+
 def attention_launches(
     launch: Launch,
     layer: AttentionLayer,
@@ -43,15 +87,20 @@ def attention_launches(
     of_step: OfStep,
     output: torch.Tensor,
     *,
+    prefix: Prefix | None = None,
     early: bool = False,
-) -> tuple[PreparedLaunch, PreparedLaunch | None]:
-    """One launch of the attention kernel, called with (query, kv_cache, output), and, if keys were split, one of the
-    kernel that combines, called with (output).
+) -> Attend:
+    """One launch of the attention kernel with those before and behind it.
 
     query, output [t, num_heads, head_size], kv_cache [pages, 2, num_kv_heads, page_size, head_size]: types and strides
-    of those that the launches will be called with. early: whether the kernels may start before the one ahead of them
+    of those that the launches will be called with. prefix: what rows share; then their table and lengths
+    in `of_step` are still the whole ones. early: whether the kernels may start before the one ahead of them
     has ended.
     """
+    before = None
+    if prefix is not None:
+        before = _prefix_launch(prefix, layer, query, kv_cache, of_step, early=early)
+        of_step = replace(of_step, seq_lens=prefix.prefixes.own_lens)
     constants = _shared_constants(launch, layer)
     chained = {"launch_pdl": True} if early else {}
     numbers = _shared_numbers(launch, layer, of_step)
@@ -61,9 +110,16 @@ def attention_launches(
     attend = PreparedLaunch(
         attention_kernel,
         (launch.num_programs, launch.num_items or launch.num_blocks, launch.num_splits),
-        tensors=(partial, lse, of_step.query_start_loc, of_step.seq_lens, of_step.block_table),
+        tensors=(
+            *(partial, lse, of_step.query_start_loc, of_step.seq_lens, of_step.block_table),
+            *_prefix_tensors(prefix, of_step),
+        ),
         strides=(query.stride(0), query.stride(1), output.stride(0), *kv_cache.stride()[:3]),
-        numbers=(factor, cap, of_step.block_table.stride(0), page_size.bit_length() - 1, *numbers),
+        numbers=(
+            *(factor, cap, of_step.block_table.stride(0), page_size.bit_length() - 1),
+            *numbers,
+            *(prefix.numbers if prefix is not None else (0, 0, 0)),
+        ),
         constants=constants
         | {
             "PAGE": page_size if page_size < launch.tile.block_n else 0,
@@ -73,11 +129,12 @@ def attention_launches(
             "SPLIT": launch.num_parts > 0,
             "PHASED": launch.tile.phased,
             "EARLY": early,
+            "PREFIX_ROWS": prefix.launch.tile_rows if prefix is not None else 0,
         },
         options=launch.tile.options | chained,
     )
     if not launch.num_parts:
-        return attend, None
+        return Attend(before, attend, None)
     combine = PreparedLaunch(
         combine_kernel,
         (launch.num_programs, launch.num_blocks, launch.block_m),
@@ -87,7 +144,56 @@ def attention_launches(
         constants=constants | {"BLOCK_S": _COMBINED_SPLITS, "EARLY": early},
         options=chained,
     )
-    return attend, combine
+    return Attend(before, attend, combine)
+
+
+def _prefix_launch(
+    prefix: Prefix,
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    of_step: OfStep,
+    *,
+    early: bool,
+) -> PreparedLaunch:
+    """For the keys that rows share; called with (query, kv_cache)."""
+    launch, prefixes, page_size = prefix.launch, prefix.prefixes, kv_cache.shape[3]
+    factor, cap = _folded(layer)
+    return PreparedLaunch(
+        prefix_kernel,
+        (launch.num_programs, launch.num_items, 1),
+        tensors=(
+            *(prefix.partial, prefix.lse, of_step.query_start_loc),
+            *(prefixes.group_starts, prefixes.members, prefixes.shared_lens, of_step.block_table),
+        ),
+        strides=(query.stride(0), query.stride(1), *kv_cache.stride()[:3]),
+        numbers=(
+            *(factor, cap, of_step.block_table.stride(0), page_size.bit_length() - 1, of_step.num_rows),
+            *prefix.numbers,
+        ),
+        constants={
+            "GROUP_SIZE": layer.num_heads // layer.num_kv_heads,
+            "GROUP": launch.group,
+            "PREFIX_ROWS": launch.tile_rows,
+            "HEAD_SIZE": layer.head_size,
+            "BLOCK_D": padded(layer.head_size),
+            "BLOCK_M": launch.block_m,
+            "BLOCK_N": launch.tile.block_n,
+            "PAGE": page_size if page_size < launch.tile.block_n else 0,
+            "COMPUTE": _arithmetic(query.dtype, kv_cache.dtype),
+            "CAPPED": layer.soft_cap is not None,
+            "FOLDED": layer.soft_cap is None and layer.scale > 0,
+            "EARLY": early,
+        },
+        options=launch.tile.options | ({"launch_pdl": True} if early else {}),
+    )
+
+
+def _prefix_tensors(prefix: Prefix | None, of_step: OfStep) -> tuple[torch.Tensor, ...]:
+    """Of the attention kernel, in the order of its arguments."""
+    if prefix is None:
+        return (of_step.seq_lens,) * 4  # not used
+    return prefix.prefixes.group_starts, prefix.prefixes.shared_lens, prefix.partial, prefix.lse
 
 
 def _shared_numbers(launch: Launch, layer: AttentionLayer, of_step: OfStep) -> tuple[int, ...]:
@@ -109,7 +215,7 @@ def _shared_constants(launch: Launch, layer: AttentionLayer) -> dict[str, Any]:
         "GROUP": launch.group,
         "BLOCK_Q": launch.block_q,
         "HEAD_SIZE": layer.head_size,
-        "BLOCK_D": max(16, triton.next_power_of_2(layer.head_size)),
+        "BLOCK_D": padded(layer.head_size),
         "BLOCK_M": launch.block_m,
         "BLOCK_N": launch.tile.block_n,
         "WINDOWED": layer.sliding_window is not None,

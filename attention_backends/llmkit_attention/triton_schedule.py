@@ -19,6 +19,8 @@ TileChoice = Callable[[QueryClass], Tile]
 
 _LEAST_SPAN = 128  # keys; shorter splits cost more to combine than they save
 _WORKSPACE_BYTES = 128 * 2**20
+_MOST_PREFIX_SPLITS = 16
+_MOST_PREFIX_PARTS = 1024  # rows times splits: what is written has to be read again
 _NO_LIMIT = 2**31 - 1
 _FULL_ROUNDS = (
     4  # so often the GPU is to be filled before programs share a multiprocessor: the last round is half empty
@@ -69,6 +71,40 @@ class Launch:
     def num_parts(self) -> int:
         """Partial results per program and query row; 0 if nothing is split."""
         return self.num_items or (self.num_blocks * self.num_splits if self.num_splits > 1 else 0)
+
+
+@dataclass(frozen=True)
+class PrefixLaunch:
+    """The launch for keys that rows share. tile_rows: rows of a tile of `block_m` queries. num_items: programs for
+    tiles times splits of keys, of which `wanted` fill the GPU; most_splits: of a tile."""
+
+    tile: Tile
+    group: int
+    block_m: int
+    tile_rows: int
+    num_programs: int
+    num_items: int
+    wanted: int
+    most_splits: int
+
+
+def prefix_launch(layer: LayerShape, tile: Tile, device: Device, rows: int, groups: int) -> PrefixLaunch:
+    """For up to so many groups among so many rows."""
+    block_m, tile_rows = _packed(layer, tile)
+    num_programs = layer.num_kv_heads * layer.programs_per_kv_head
+    wanted = max(1, device.num_processors * tile.programs_per_processor // num_programs)
+    most_splits = max(1, min(_MOST_PREFIX_SPLITS, _MOST_PREFIX_PARTS // rows))
+    tiles = rows // tile_rows + groups
+    return PrefixLaunch(
+        tile=tile,
+        group=layer.group,
+        block_m=block_m,
+        tile_rows=tile_rows,
+        num_programs=num_programs,
+        num_items=max(tiles, min(wanted, tiles * most_splits)),
+        wanted=wanted,
+        most_splits=most_splits,
+    )
 
 
 def launches(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-QueryClass = Literal["decode", "split", "short", "long", "full"]
+QueryClass = Literal["decode", "split", "short", "long", "full", "shared"]
 """decode: one token, or as many as fit the smallest tile; split: the same where keys are split over programs; short:
 chunks that fit a tile of 64; long: anything; full: the same where there is work for every processor many times over, or
-keys are split; as long if the table has none. Tiles of "decode" and "split" have the same block_m."""
+keys are split; as long if the table has none; shared: rows of one token over keys that they share; as short if the
+table has none. Tiles of "decode" and "split" have the same block_m."""
 
 MAX_HEAD_SIZE = 256
 
@@ -101,7 +102,7 @@ def tile_for(padded_head_size: int, query_class: QueryClass, itemsize: int, devi
     that there is."""
     table = _FLOAT32 if itemsize == 4 else _HOPPER if device.compute_capability[0] == 9 else _OTHERS
     size = next(size for size in (64, 128, 256) if padded_head_size <= size)
-    tile = table.get((size, query_class)) or table[size, "long"]
+    tile = table.get((size, query_class)) or table[size, "short" if query_class == "shared" else "long"]
     return _fitted(tile, padded_head_size * itemsize, device.shared_memory)
 
 

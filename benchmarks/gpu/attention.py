@@ -167,7 +167,7 @@ def time_parts(case: Case) -> dict[str, float]:
         return backend.forward(LAYER, query, key, value, cache, plan)
 
     def planned() -> Any:
-        return backend._prepare(LAYER, query, key, value, cache, backend.plan(batch), query)
+        return backend._prepare(LAYER, query, cache, backend.plan(batch), query)
 
     write = in_graph([lambda: write_kv(key, value, cache, plan.slot_mapping)] * 10, 10)
     return {"eager": eager(call), "host": host(call), "plan": host(planned), "write": write}

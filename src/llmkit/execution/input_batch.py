@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,20 @@ import numpy as np
 import torch
 
 from llmkit.execution.block_table import BlockTable
+from llmkit.execution.shared_prefixes import (
+    PrefixFinder,
+    PrefixGroups,
+    own_lens,
+    prefix_specs,
+    prefixes_of,
+    put_prefixes,
+)
 from llmkit.execution.staging import ArraySpec, StagingBuffer
 from llmkit.hookspecs.attention import AttentionBatch
 from llmkit.mapped_memory import lazy_zeros
 
 if TYPE_CHECKING:
+    from llmkit.hookspecs.attention import PrefixSharing
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.scheduling.plan import AddedRow, BlockUpdate, IntArray, StepPlan
 
@@ -39,15 +49,30 @@ class InputBatch:
     """State of all slots on the host, in arrays indexed by slot; the only per-sequence work is for changed ones.
 
     token_ids int32[max_num_seqs, max_model_len + 1]: tokens so far; a sampled token is written behind them, so that
-    the next plan may refer to it. Memory is committed as rows are written.
+    the next plan may refer to it. Memory is committed as rows are written. sharing: what the attention backend
+    asks for.
     """
 
-    def __init__(self, layout: KVCacheLayout, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        sharing: PrefixSharing | None = None,
+    ) -> None:
         max_blocks = -(-(max_model_len + 1) // layout.block_size)
         self.token_ids: IntArray = lazy_zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_tables = tuple(
             BlockTable(max_num_seqs, max_blocks, layout.block_size, layout.page_size) for _ in layout.groups
         )
+        self.sharing = sharing
+        # Pages that a window has left behind are all the same one: nothing to be found there.
+        self._finders = {
+            group: PrefixFinder(self.block_tables[group], sharing)
+            for group, kept in enumerate(layout.groups)
+            if sharing is not None and kept.spec.sliding_window is None
+        }
         self._page_size = layout.page_size
         self._staging = StagingBuffer(device)
 
@@ -65,6 +90,16 @@ class InputBatch:
         """Write the tokens [s] sampled for plan rows `rows` [s] behind their sequences."""
         self.token_ids[plan.slots[rows], plan.num_computed[rows] + plan.num_new[rows]] = token_ids
 
+    @property
+    def sharing_groups(self) -> tuple[int, ...]:
+        """KV groups in which prefixes are looked for."""
+        return tuple(self._finders)
+
+    def find_prefixes(self, slots: IntArray, seq_lens: IntArray) -> dict[int, PrefixGroups]:
+        """By KV group, what the sequences in `slots` with `seq_lens` tokens, int32[n] each, share, if it is enough."""
+        found = {group: finder.find(slots, seq_lens) for group, finder in self._finders.items()}
+        return {group: groups for group, groups in found.items() if groups is not None}
+
     def prepare(self, plan: StepPlan) -> StepInputs:
         """The inputs of `plan`, whose changes have been applied. They are valid until the next call."""
         rows = plan.num_rows
@@ -73,7 +108,9 @@ class InputBatch:
         np.cumsum(plan.num_new, out=starts[1:])
         sampling_rows = np.flatnonzero(plan.samples).astype(np.int32)
         tokens, max_query_len, max_seq_len = int(starts[-1]), int(plan.num_new.max()), int(seq_lens.max())
-        host = self._staging.layout(self._specs(rows, tokens, len(sampling_rows), max_seq_len))
+        alone = np.flatnonzero(plan.num_new == 1)
+        prefixes = self.find_prefixes(plan.slots[alone], seq_lens[alone])
+        host = self._staging.layout(self._specs(rows, tokens, len(sampling_rows), max_seq_len, prefixes))
         slots, positions = _per_token(plan, starts, max_query_len)
         host["input_ids"][:] = self.token_ids[slots, positions]
         host["positions"][:] = positions
@@ -84,6 +121,8 @@ class InputBatch:
             pages = host[f"block_table.{group}"]
             np.take(table.pages[:, : pages.shape[1]], plan.slots, axis=0, out=pages)
             host[f"slot_mapping.{group}"][:] = table.slot_mapping(slots, positions)
+        for group, groups in prefixes.items():
+            put_prefixes(host, group, groups, alone, seq_lens)
         sent = self._staging.send()
         batches = tuple(
             AttentionBatch(
@@ -98,6 +137,7 @@ class InputBatch:
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
                 page_size=self._page_size,
+                prefixes=prefixes_of(sent, group, own_lens(host, group)) if group in prefixes else None,
             )
             for group in range(len(self.block_tables))
         )
@@ -110,7 +150,9 @@ class InputBatch:
             sampled_positions=seq_lens[sampling_rows],
         )
 
-    def _specs(self, rows: int, tokens: int, sampling: int, max_seq_len: int) -> dict[str, ArraySpec]:
+    def _specs(
+        self, rows: int, tokens: int, sampling: int, max_seq_len: int, sharing_groups: Iterable[int]
+    ) -> dict[str, ArraySpec]:
         pages = -(-max_seq_len // self._page_size)
         specs: dict[str, ArraySpec] = {
             "input_ids": (np.int64, (tokens,)),
@@ -122,6 +164,9 @@ class InputBatch:
         for group in range(len(self.block_tables)):
             specs[f"block_table.{group}"] = (np.int32, (rows, pages))
             specs[f"slot_mapping.{group}"] = (np.int64, (tokens,))
+        for group in sharing_groups:
+            assert self.sharing is not None
+            specs |= prefix_specs(group, rows, self.sharing)
         return specs
 
 

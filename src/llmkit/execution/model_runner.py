@@ -56,7 +56,7 @@ class ModelRunner:
         self._plan_timing = _timing(attention_calls, "plan")
         self._vocab_size = vocab_size
         self._backend = backend
-        self._batch = InputBatch(layout, max_num_seqs, max_model_len, device)
+        self._batch = InputBatch(layout, max_num_seqs, max_model_len, device, backend.prefix_sharing)
         self.kv = KVTensors(layout, backend, device)
         self._group_of_layer = groups_by_layer(layout)
         self._replayer = StepReplayer(backend) if device.type == "cpu" else None

@@ -60,6 +60,36 @@ class AttentionLayer:
     soft_cap: float | None = None
 
 
+@dataclass(frozen=True)
+class PrefixSharing:
+    """Which shared prefixes a backend wants to be told of.
+
+    unit: shared tokens are a multiple of it. least_rows: fewer rows are no group. least_saved: keys that need not be
+    read once more, in all groups of a step together; below it there are none.
+    """
+
+    unit: int
+    least_rows: int
+    least_saved: int
+
+
+@dataclass
+class SharedPrefixes:
+    """Groups of rows of one token each whose block tables begin with the same pages. n rows, room for g groups.
+
+    group_starts int32[g+1]: members[group_starts[i]:group_starts[i+1]] are the rows of group i; groups that there are
+    not are empty. members int32[n]: row numbers, arbitrary past the last group's.
+    shared_lens int32[n]: tokens of each row in pages of the whole group, a multiple of `PrefixSharing.unit`; 0 for rows
+    of no group. own_lens int32[n]: all others, at least the new ones; `own_lens_np` is on the host.
+    """
+
+    group_starts: torch.Tensor
+    members: torch.Tensor
+    shared_lens: torch.Tensor
+    own_lens: torch.Tensor
+    own_lens_np: np.ndarray[Any, np.dtype[np.int32]]
+
+
 @dataclass
 class AttentionBatch:
     """The rows of one step, for one KV group. n rows, t tokens. The `_np` mirrors are on the host.
@@ -68,6 +98,7 @@ class AttentionBatch:
     seq_lens int32[n]: tokens of row r in the cache after this step's are written.
     block_table int32[n, max_pages]: page numbers in the kernel's page size; entries past the end are arbitrary.
     slot_mapping int64[t]: page * page_size + offset where each token's k and v go; negative: do not write.
+    prefixes: what rows share, if the backend asks for it (`prefix_sharing`) and it is enough; it may be ignored.
     """
 
     query_start_loc: torch.Tensor
@@ -81,6 +112,7 @@ class AttentionBatch:
     max_query_len: int
     max_seq_len: int
     page_size: int
+    prefixes: SharedPrefixes | None = None
 
 
 class AttentionBackend(ABC):
@@ -88,10 +120,12 @@ class AttentionBackend(ABC):
 
     graph_safe: `forward` with a batch of one token a row launches kernels only, which read lengths, block table and
     slot mapping on the device: captured in a CUDA graph they are right for any lengths up to `max_seq_len`, whatever
-    `seq_lens_np` was when they were planned, if `follow` is called ahead of each time that they run.
+    `seq_lens_np` was when they were planned, if `follow` is called ahead of each time that they run; and planned with
+    `prefixes`, for any that these tensors tell of. prefix_sharing: None if `AttentionBatch.prefixes` is of no use to it.
     """
 
     graph_safe: bool = False
+    prefix_sharing: PrefixSharing | None = None
 
     @abstractmethod
     def support(self, query: AttentionQuery) -> Support:

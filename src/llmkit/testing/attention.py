@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery
-from llmkit.testing.paged_attention import PagedPool, dense_attention
+from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery
+from llmkit.testing.paged_attention import PagedPool, dense_attention, prefixes_in
 
 TOLERANCE = {
     torch.float64: 2e-5,  # of a float32 softmax
@@ -117,6 +118,21 @@ class AttentionTrial:
             self.cache[pages, part, :, offsets] = new.to(self.device, self.kv_dtype)
             self._remember(history, sequence, new)
 
+    def fork(self, source: int, sequences: Iterable[int], tokens: int) -> None:
+        """New sequences that begin with the first tokens of `source`, in the same pages."""
+        for sequence in sequences:
+            self.pool.fork(source, sequence, tokens)
+            for history in (self._keys, self._values):
+                history[sequence] = history[source][:tokens]
+
+    def batch(self, rows: Sequence[tuple[int, int]]) -> AttentionBatch:
+        """Append tokens in the pool alone. The backend is told of any prefix that it can use, however short."""
+        batch = self.pool.step(rows, self.device)
+        sharing = self.backend.prefix_sharing
+        if sharing is not None:
+            batch.prefixes = prefixes_in(batch, replace(sharing, least_saved=0))
+        return batch
+
     def step(self, rows: Sequence[tuple[int, int]]) -> float:
         """Append tokens, `rows` = (sequence, new tokens); the largest difference between the two over these tokens.
 
@@ -135,7 +151,7 @@ class AttentionTrial:
 
     def forward(self, rows: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Append tokens; (query, the backend's output), both [t, num_heads, head_size] on the host."""
-        batch = self.pool.step(rows, self.device)
+        batch = self.batch(rows)
         merged = self.draw_merged(batch.num_tokens)
         query, key, value = split_heads(self.layer, merged)
         given = split_heads(self.layer, merged.to(self.device))

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer
+from llmkit.execution.shared_prefixes import prefix_specs, prefixes_of, put_prefixes, shared_prefixes
+from llmkit.execution.staging import StagingBuffer
+from llmkit.hookspecs.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    PrefixSharing,
+    SharedPrefixes,
+)
 
 
 @dataclass
@@ -42,6 +50,13 @@ class PagedPool:
         """A cache tensor for every layer, filled with `fill`."""
         shapes = [backend.kv_shape(self.num_pages, self.page_size, x.num_kv_heads, x.head_size) for x in layers]
         return [torch.full(shape, fill, dtype=dtype, device=device) for shape in shapes]
+
+    def fork(self, source: int, sequence: int, tokens: int) -> None:
+        """A new sequence that begins with the first tokens of `source`, whole pages of them."""
+        assert tokens % self.page_size == 0
+        assert sequence not in self.lengths
+        self.tables[sequence] = self.tables[source][: tokens // self.page_size]
+        self.lengths[sequence] = tokens
 
     def step(self, rows: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> AttentionBatch:
         """Append tokens to sequences, `rows` = (sequence, new tokens), and describe the step to a backend.
@@ -83,6 +98,22 @@ class PagedPool:
     def positions(self, rows: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Positions int64 [t] of the tokens that the last `step` with these rows appended."""
         return torch.cat([torch.arange(self.lengths[s] - new, self.lengths[s]) for s, new in rows])
+
+
+def prefixes_in(batch: AttentionBatch, sharing: PrefixSharing) -> SharedPrefixes | None:
+    """What the rows of `batch` share, as the core tells a backend that asks for it; see `AttentionBatch.prefixes`."""
+    rows = np.flatnonzero(np.diff(batch.query_start_loc_np) == 1)
+    if len(rows) < sharing.least_rows:
+        return None
+    pages = batch.block_table.cpu().numpy()[rows]
+    groups = shared_prefixes(pages, batch.seq_lens_np[rows], batch.page_size, sharing)
+    if groups is None:
+        return None
+    staging = StagingBuffer(batch.seq_lens.device)
+    host = staging.layout(prefix_specs(0, batch.num_rows, sharing))
+    put_prefixes(host, 0, groups, rows, batch.seq_lens_np)
+    sent = staging.send()
+    return prefixes_of(sent, 0, batch.seq_lens_np - sent["shared_lens.0"].cpu().numpy())
 
 
 def dense_attention(

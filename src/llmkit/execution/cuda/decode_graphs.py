@@ -1,9 +1,10 @@
 """Decode steps as CUDA graphs: everything from the inputs to the sampled tokens, or to the logits, in one launch.
 
-A graph belongs to a number of rows, a width of the block table and what it ends in. Those for common numbers of rows
-are captured at the start, before the first request (`warm_up`), or when such a step is needed first; a step of another
-number runs in the next larger one, until it has come so often that a graph of its own pays. Before a capture the step
-runs once as usual, which compiles what has to be compiled.
+A graph belongs to a number of rows, a width of the block table, the KV groups in which rows share prefixes, and what it
+ends in. Those for common numbers of rows that share nothing are captured at the start, before the first request
+(`warm_up`), or when such a step is needed first; a step of another number runs in the next larger one, until it has
+come so often that a graph of its own pays. Before a capture the step runs once as usual, which compiles what has to
+be compiled.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class _Step:
     output: torch.Tensor | None = None
 
 
-_Key = tuple[int, int, Ending]
-"""Rows, columns of the block table, ending."""
+_Key = tuple[int, int, tuple[int, ...], Ending]
+"""Rows, columns of the block table, KV groups in which rows share prefixes, ending."""
 
 
 class DecodeGraphs:
@@ -85,12 +86,14 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, pages: int, ending: Ending) -> tuple[StaticInputs, torch.Tensor] | None:
         """Launch a decode step whose longest row has so many pages; its padded inputs and what it ends in, unpadded,
         which the next run may overwrite. None if no size fits."""
-        key = self._key(plan.num_rows, padded_width(pages, self._staging.most_pages), ending)
+        with part("inputs"):
+            prefixes = self._staging.find_prefixes(plan)
+        key = self._key(plan.num_rows, padded_width(pages, self._staging.most_pages), tuple(prefixes), ending)
         if key is None:
             return None
         step = self._steps.get(key) or self._new(key)
         with part("inputs"):
-            step.body.follow(self._staging.fill(plan, *key[:2]))
+            step.body.follow(self._staging.fill(plan, *key[:2], prefixes))
         if step.graph is not None:
             assert step.output is not None
             with part("graph launch"):
@@ -111,33 +114,43 @@ class DecodeGraphs:
         width = padded_width(1, self._staging.most_pages)
         if not self._captures:
             return
-        keys = [(rows, width, Ending.DRAWN) for rows in reversed(self._common)]
+        keys: list[_Key] = [(rows, width, (), Ending.DRAWN) for rows in reversed(self._common)]
         with Rehearsal(self._device):
             for key in keys:  # the largest first: what it leaves of memory is enough for the others
-                step = self._new(key)
-                step.body.follow(self._staging.fill(None, *key[:2]))  # what is looked up must be there
-                step.body.launch()
+                self._rehearse(self._new(key), key)
+            sharing = self._staging.sharing_groups
+            for rows, *_ in keys if sharing else ():
+                key = rows, width, sharing, Ending.DRAWN
+                self._rehearse(self._step(key), key)
         for key in keys:
             step = self._steps[key]
-            step.body.follow(self._staging.fill(None, *key[:2]))
+            step.body.follow(self._staging.fill(None, *key[:2], {}))
             step.body.launch()
             if not self._capture(step):
                 return
 
-    def _key(self, num_rows: int, width: int, ending: Ending) -> _Key | None:
+    def _rehearse(self, step: _Step, key: _Key) -> None:
+        lengths = self._staging.fill(None, *key[:2], dict.fromkeys(key[2]))  # what is looked up must be there
+        step.body.follow(lengths)
+        step.body.launch()
+
+    def _key(self, num_rows: int, width: int, sharing: tuple[int, ...], ending: Ending) -> _Key | None:
         rows, common = padded_rows(num_rows, self._sizes), padded_rows(num_rows, self._common)
         if rows is None or common is None:
             return None
-        own = rows, width, ending
+        own = rows, width, sharing, ending
         if own in self._steps or not self._captures:
             return own
         self._asked[own] += 1
-        return own if self._asked[own] > WORTH_A_GRAPH else (common, width, ending)
+        return own if self._asked[own] > WORTH_A_GRAPH else (common, width, sharing, ending)
 
     def _new(self, key: _Key) -> _Step:
-        inputs = self._staging.inputs(*key[:2])
-        step = self._steps[key] = _Step(inputs, self._body(inputs, key[2]))
+        step = self._steps[key] = self._step(key)
         return step
+
+    def _step(self, key: _Key) -> _Step:
+        inputs = self._staging.inputs(*key[:3])
+        return _Step(inputs, self._body(inputs, key[3]))
 
     def _capture(self, step: _Step) -> bool:
         """Whether the step has a graph now; without, steps run as usual from here on."""
