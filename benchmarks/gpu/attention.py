@@ -27,7 +27,18 @@ from typing import Any
 
 import torch
 import triton
-from attention_cases import CASES, DEVICE, LAYER, Case, check, describe, make_batch, random_trial, timed_trials
+from attention_cases import (
+    CASES,
+    DEVICE,
+    LAYER,
+    Case,
+    check,
+    describe,
+    make_batch,
+    random_trial,
+    shared_trial,
+    timed_trials,
+)
 
 from llmkit_attention.triton_backend import TritonAttention
 from llmkit_attention.triton_cache import write_kv
@@ -56,16 +67,33 @@ LONG_TILES = (
 )
 
 
+SHARED_TILES = (
+    Tile(64, 64, 4, 2, False, 2),
+    Tile(64, 64, 4, 3, False, 1),
+    Tile(64, 64, 4, 4, False, 1),
+    Tile(64, 32, 4, 4, False, 2),
+    Tile(64, 128, 4, 2, False, 1),
+    Tile(128, 64, 8, 3, False, 1),
+    Tile(128, 64, 8, 2, False, 2, max_registers=128),
+    Tile(128, 128, 8, 2, False, 1),
+)
+
+
 def backend_with(tile: Tile | None, query_class: QueryClass | None) -> TritonAttention:
-    """The backend with `tile` for few tokens ("decode", "split") or for many ("long", "short")."""
+    """The backend with `tile` for few tokens ("decode", "split"), for many ("long", "short") or for keys that rows
+    share ("shared")."""
     if tile is None:
         return TritonAttention()
 
     def choose(padded_head_size: int, wanted: QueryClass, itemsize: int, device: Device) -> Tile:
-        mine = (wanted in ("decode", "split")) == (query_class == "decode")
-        return tile if mine else tile_for(padded_head_size, wanted, itemsize, device)
+        return tile if _CLASSES[wanted] == query_class else tile_for(padded_head_size, wanted, itemsize, device)
 
     return TritonAttention(choose_tile=choose)
+
+
+_CLASSES: dict[QueryClass, QueryClass] = {
+    "decode": "decode", "split": "decode", "short": "long", "long": "long", "full": "long", "shared": "shared",
+}  # fmt: skip
 
 
 def compile_for(case: Case, tile: Tile | None, query_class: QueryClass | None) -> float:
@@ -119,7 +147,10 @@ def host(call: Callable[[], Any]) -> float:
 def work_of(case: Case) -> tuple[float, float]:
     """(bytes moved at least, operations) of a case."""
     token_bytes = 2 * 2 * LAYER.num_kv_heads * LAYER.head_size
-    moved = sum(case.lengths) * token_bytes + sum(case.new) * (2 * token_bytes + 4 * LAYER.num_heads * LAYER.head_size)
+    again = sum(tokens for row, (source, tokens) in enumerate(case.shared) if source != row)
+    moved = (sum(case.lengths) - again) * token_bytes + sum(case.new) * (
+        2 * token_bytes + 4 * LAYER.num_heads * LAYER.head_size
+    )
     pairs = sum(new * (length - new) + new * (new + 1) / 2 for length, new in zip(case.lengths, case.new, strict=True))
     return moved, 4.0 * LAYER.num_heads * LAYER.head_size * pairs
 
@@ -146,19 +177,21 @@ def measure_ceilings() -> Ceilings:
     return Ceilings(2 * 2**30 / copy * 1e6, 2 * 8192**3 / product * 1e6)
 
 
-def time_case(case: Case, tile: Tile | None, query_class: QueryClass | None) -> float:
-    """Microseconds on the device, caches taking turns so that the second-level cache does not help."""
+def time_case(case: Case, tile: Tile | None, query_class: QueryClass | None, *, told: bool = True) -> float:
+    """Microseconds on the device, caches taking turns so that the second-level cache does not help. told: of what rows
+    share."""
     moved, _ = work_of(case)
     copies = max(2, min(12, math.ceil(200e6 / moved)))
     batch, caches, query, key, value = make_batch(case, LAYER, torch.bfloat16, copies=copies)
     backend = backend_with(tile, query_class)
-    plan = backend.plan(batch)
+    plan = backend.plan(batch if told else replace(batch, prefixes=None))
     calls = [lambda c=cache: backend.forward(LAYER, query, key, value, c, plan) for cache in caches]
     return in_graph(calls, 15)
 
 
 def time_parts(case: Case) -> dict[str, float]:
-    """With the shipped tiles: eager, host, planning, and the write alone; microseconds."""
+    """With the shipped tiles: eager, host, planning, the write alone, and all if the backend is not told of what rows
+    share; microseconds."""
     batch, (cache,), query, key, value = make_batch(case, LAYER, torch.bfloat16)
     backend = TritonAttention()
     plan = backend.plan(batch)
@@ -170,7 +203,10 @@ def time_parts(case: Case) -> dict[str, float]:
         return backend._prepare(LAYER, query, cache, backend.plan(batch), query)
 
     write = in_graph([lambda: write_kv(key, value, cache, plan.slot_mapping)] * 10, 10)
-    return {"eager": eager(call), "host": host(call), "plan": host(planned), "write": write}
+    parts = {"eager": eager(call), "host": host(call), "plan": host(planned), "write": write}
+    if case.shared:
+        parts["apart"] = time_case(case, None, None, told=False)
+    return parts
 
 
 def time_sdpa(case: Case) -> float | None:
@@ -215,6 +251,8 @@ class Report:
 
 def variants(case: Case) -> list[Variant]:
     """What is tried for a case: the shipped table, then other tiles for the class that matters most."""
+    if case.shared:
+        return [(None, None), *((tile, "shared") for tile in SHARED_TILES)]
     if max(case.new) == 1:
         return [(None, None), *((tile, "decode") for tile in DECODE_TILES)]
     return [(None, None), *((tile, "long") for tile in LONG_TILES)]
@@ -222,6 +260,7 @@ def variants(case: Case) -> list[Variant]:
 
 def run_checks(report: Report, pool: Pool, count: int) -> None:
     trials = [*timed_trials(), *(random_trial(seed) for seed in range(count))]
+    trials += [shared_trial(seed) for seed in range(count // 2)]
     pending = [pool.apply_async(check, (trial,)) for trial in trials]
     good = 0
     worst: dict[str, float] = {}
@@ -298,19 +337,19 @@ def short(tile: dict[str, Any]) -> str:
 
 def print_summary(report: Report) -> None:
     print(
-        f"\nmicroseconds           {'limit':>7} {'shipped':>8} {'best':>8} {'of limit':>8} {'sdpa':>8} {'write':>6} "
-        f"{'eager':>7} {'host':>6} {'plan':>6}"
+        f"\nmicroseconds           {'limit':>7} {'shipped':>8} {'best':>8} {'of limit':>8} {'sdpa':>8} "
+        f"{'apart':>7} {'write':>6} {'eager':>7} {'host':>6} {'plan':>6}"
     )
     for name, row in report.data.get("cases", {}).items():
         if not row["tiles"]:
             continue
         shipped = next((us for tile, us in row["tiles"] if tile is None), math.nan)
         best = min(us for _, us in row["tiles"])
-        parts = {"write": math.nan, "eager": math.nan, "host": math.nan, "plan": math.nan} | row.get("parts", {})
+        parts = dict.fromkeys(("write", "eager", "host", "plan", "apart"), math.nan) | row.get("parts", {})
         print(
             f"{name:22} {row['limit']:7.1f} {shipped:8.1f} {best:8.1f} {row['limit'] / best:8.0%} "
-            f"{row.get('sdpa') or math.nan:8.1f} {parts['write']:6.1f} {parts['eager']:7.1f} {parts['host']:6.1f} "
-            f"{parts['plan']:6.1f}"
+            f"{row.get('sdpa') or math.nan:8.1f} {parts['apart']:7.1f} {parts['write']:6.1f} "
+            f"{parts['eager']:7.1f} {parts['host']:6.1f} {parts['plan']:6.1f}"
         )
     print(f"{len(report.data['failures'])} failures", flush=True)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer
+from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer, PrefixSharing
+from llmkit.testing.paged_attention import prefixes_in
 from llmkit_attention.triton_backend import TritonAttention
 
 DEVICE = "cuda"
@@ -20,11 +21,13 @@ RELATIVE_ERROR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """lengths: tokens of each row in the cache with the new ones; new: how many of them are new."""
+    """lengths: tokens of each row in the cache with the new ones; new: how many of them are new. shared: () or, of each
+    row, (a row before it or itself, with how many tokens of that one it begins)."""
 
     lengths: tuple[int, ...]
     new: tuple[int, ...]
     page_size: int = 16
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 CASES = {
@@ -39,10 +42,21 @@ CASES = {
     "decode uneven": Case((32768, *(700,) * 127), (1,) * 128),
     "decode 64, page 128": Case((1024,) * 64, (1,) * 64, 128),
     "prefill 8, page 128": Case((2048,) * 8, (2048,) * 8, 128),
+    "64 share 2048 of 2112": Case((2112,) * 64, (1,) * 64, shared=((0, 2048),) * 64),
+    "16 share 8192 of 8256": Case((8256,) * 16, (1,) * 16, shared=((0, 8192),) * 16),
+    "256 share 512 of 768": Case((768,) * 256, (1,) * 256, shared=((0, 512),) * 256),
+    "8 x 32 share 2048": Case((2112,) * 256, (1,) * 256, shared=tuple((r // 32 * 32, 2048) for r in range(256))),
 }
 
 
-def make_batch(case: Case, layer: AttentionLayer, dtype: torch.dtype, copies: int = 1, seed: int = 0) -> Any:
+def make_batch(
+    case: Case,
+    layer: AttentionLayer,
+    dtype: torch.dtype,
+    copies: int = 1,
+    seed: int = 0,
+    sharing: PrefixSharing = TritonAttention.prefix_sharing,
+) -> Any:
     """(batch, caches, query, key, value): pages in random order, pages of nobody hold NaN."""
     generator = torch.Generator(device=DEVICE).manual_seed(seed)
     size = case.page_size
@@ -54,6 +68,9 @@ def make_batch(case: Case, layer: AttentionLayer, dtype: torch.dtype, copies: in
     for row, (count, length, new) in enumerate(zip(counts, case.lengths, case.new, strict=True)):
         table[row, :count] = order[taken : taken + count]
         taken += count
+        if case.shared:
+            source, tokens = case.shared[row]
+            table[row, : tokens // size] = table[source, : tokens // size]
         positions = np.arange(length - new, length)
         slots.append(table[row, positions // size].astype(np.int64) * size + positions % size)
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
@@ -72,6 +89,8 @@ def make_batch(case: Case, layer: AttentionLayer, dtype: torch.dtype, copies: in
         max_seq_len=max(case.lengths),
         page_size=size,
     )
+    if case.shared:
+        batch.prefixes = prefixes_in(batch, sharing)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=DEVICE).to(dtype)
@@ -148,6 +167,21 @@ def random_trial(seed: int) -> Trial:
     return Trial(layer, case, dtype, kv_dtype, seed)
 
 
+def shared_trial(seed: int) -> Trial:
+    """As `random_trial`, of rows most of which begin with the tokens of others."""
+    trial, draw = random_trial(seed), random.Random(-seed)
+    sources = {0: 640, 1: 128, 2: 256}
+    rows = [(1, length + draw.randint(0, 300)) for length in sources.values()]
+    shared = [(row, 0) for row in sources]
+    for _ in range(draw.randint(4, 90)):
+        source = draw.choice([0, 0, 0, 1, 2, len(rows)])
+        tokens = draw.choice([sources[source], 128]) if source in sources else 0
+        rows.append((draw.choice([1, 1, 1, 1, 1, 3]), tokens + draw.randint(1, 200)))
+        shared.append((source, tokens))
+    lengths = tuple(new + before for new, before in rows)
+    return replace(trial, case=Case(lengths, tuple(new for new, _ in rows), trial.case.page_size, tuple(shared)))
+
+
 def timed_trials() -> list[Trial]:
     """The cases that are timed, to be checked as well; odd seeds leave a slot out."""
     return [
@@ -159,7 +193,8 @@ def check(trial: Trial) -> dict[str, Any]:
     """Relative error over the whole batch, or what went wrong; compares what was written to the cache exactly."""
     start = time.perf_counter()
     layer = trial.layer
-    batch, (cache,), query, key, value = make_batch(trial.case, layer, trial.dtype, seed=trial.seed)
+    sharing = replace(TritonAttention.prefix_sharing, least_saved=0)  # however little is shared, it must be right
+    batch, (cache,), query, key, value = make_batch(trial.case, layer, trial.dtype, seed=trial.seed, sharing=sharing)
     cache = cache.to(trial.kv_dtype)
     skipped = None
     if batch.num_tokens > 3 and trial.seed % 2:

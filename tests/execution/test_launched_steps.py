@@ -233,7 +233,7 @@ def test_graphs_of_common_sizes_are_there_first_and_a_frequent_size_gets_its_own
     graphs._captures, graphs._capture = True, Graph
     graphs._sizes, graphs._common = (1, 2, 3, 8), (1, 2, 8)
     graphs.warm_up()
-    assert {(rows, ending) for rows, _, ending in graphs._steps} == {(rows, Ending.DRAWN) for rows in (1, 2, 8)}
+    assert {(rows, ending) for rows, _, _, ending in graphs._steps} == {(rows, Ending.DRAWN) for rows in (1, 2, 8)}
     assert graphs.num_captured == 3
     assert not any(cache.any() for cache in d.runner.kv_caches), "padding was written"
     for slot in range(3):
@@ -242,8 +242,8 @@ def test_graphs_of_common_sizes_are_there_first_and_a_frequent_size_gets_its_own
     for _ in range(6):
         d.step(dict.fromkeys(range(3), 1))
     width = next(iter(graphs._steps))[1]
-    assert graphs._steps[8, width, Ending.DRAWN].graph.replays == 3
-    assert graphs._steps[3, width, Ending.DRAWN].graph.replays == 2
+    assert graphs._steps[8, width, (), Ending.DRAWN].graph.replays == 3
+    assert graphs._steps[3, width, (), Ending.DRAWN].graph.replays == 2
     for slot in range(3):
         tokens = d.sequences[slot].tokens
         expected = d.model.dense(tokens)[len(PROMPT) - slot - 1 : -1].argmax(-1)
