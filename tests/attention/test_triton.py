@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class TestOnAGPU:
         run.fork(0, range(1, 5), 896)
         run.fork(0, range(5, 10), 256)
         first = run.batch([(sequence, 1) for sequence in (0, 1, 2, 3, 4) * 2])
-        batches = [first, run.batch([(sequence, 1) for sequence in range(10)])]
+        batches = [deepcopy(first), run.batch([(sequence, 1) for sequence in range(10)])]
         batches.append(replace(batches[1], prefixes=None))
         query, key, value = (torch.randn(10, heads, 64, device="cuda") for heads in (8, 2, 2))
         plan = backend.plan(first)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,83 @@ def test_more_heads_than_a_program_takes() -> None:
     run = AttentionTrial(backend(), AttentionLayer(0, 71, 1, 16, 0.25), 16)
     for rows in (((0, 3), (1, 1)), ((0, 1), (1, 2))):
         assert run.step(rows) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("num_processors", "window", "cap", "page_size"), [(2, None, None, 16), (20, None, 3.0, 64), (2, 200, None, 32)]
+)
+def test_shared_prefixes_beside_other_rows(
+    num_processors: int, window: int | None, cap: float | None, page_size: int
+) -> None:
+    """Groups of more rows than a tile has and of fewer, of which one row is much longer than the others, so that keys
+    of its own are cut into items; then a row of several tokens and one with a long way of its own beside them."""
+    run = AttentionTrial(
+        backend(num_processors), AttentionLayer(0, 4, 2, 16, 0.25, window, cap), page_size, capacity=4000
+    )
+    run.fill(0, 300)
+    run.fill(1, 140)
+    run.fork(0, range(20, 29), 256)
+    run.fork(1, (30, 31, 32), 128)
+    run.fill(21, 500)
+    rows = [(sequence, 1) for sequence in (0, 30, *range(20, 29), 31, 1, 32, 33)]
+    plan = planned(run, rows)
+    assert (run.backend._prefix(run.layer, run.dtype, run.kv_dtype, plan) is None) == bool(window)
+    launch = run.backend._launches(run.layer, run.dtype, run.kv_dtype, plan)[0]
+    assert bool(launch.num_items) == (num_processors == 20)
+    assert run.step(rows) < TOLERANCE[torch.float32]
+    assert run.step([*rows[3:7], (40, 7), (41, 2), *rows[8:]]) < TOLERANCE[torch.float32]
+
+
+def planned(run: AttentionTrial, rows: list[tuple[int, int]]) -> Any:
+    """The plan of a step with these rows."""
+    tried = deepcopy(run)
+    return tried.backend.plan(tried.batch(rows))
+
+
+def test_more_groups_than_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And more tiles than programs fill the GPU: nothing is split."""
+    from llmkit_attention import triton_prefix
+
+    monkeypatch.setattr(triton_prefix, "GROUPS", triton_prefix.tl.constexpr(2))
+    run = AttentionTrial(backend(2), AttentionLayer(0, 2, 1, 16, 0.25), 16, capacity=2000)
+    rows = []
+    for group in range(5):
+        run.fill(10 * group, 128 * (1 + group % 2) + 3)
+        run.fork(10 * group, range(10 * group + 1, 10 * group + 4), 128 * (1 + group % 2))
+        rows += [(10 * group + i, 1) for i in range(4)]
+    prefix = run.backend._prefix(run.layer, run.dtype, run.kv_dtype, planned(run, rows))
+    assert prefix is not None
+    assert int((prefix.prefixes.group_starts.diff() > 0).sum()) == 5
+    assert run.step(rows[::2] + rows[1::2]) < TOLERANCE[torch.float32]
+
+
+def test_a_plan_follows_what_rows_share() -> None:
+    """As in a captured step: planned once, the tensors then tell of other groups, and of none."""
+    run = AttentionTrial(backend(8), AttentionLayer(0, 2, 1, 16, 0.25), 16, capacity=2000)
+    run.fill(0, 400)
+    run.fork(0, range(1, 5), 384)
+    run.fork(0, range(5, 10), 128)
+    batch = run.batch([(sequence, 1) for sequence in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4)])
+    plan = run.backend.plan(batch)
+    other = run.batch([(sequence, 1) for sequence in range(10)])
+    assert batch.prefixes is not None
+    assert other.prefixes is not None
+    query, key, value = (torch.randn(10, heads, 16) for heads in (2, 1, 1))
+    run.backend.forward(run.layer, query, key, value, run.cache, plan)
+    for shared in (True, False):
+        expected = run.backend.forward(
+            run.layer, query, key, value, run.cache, run.backend.plan(replace(other, prefixes=None))
+        )
+        for name in ("seq_lens", "slot_mapping", "block_table"):
+            getattr(batch, name).copy_(getattr(other, name))
+        for name in ("group_starts", "members", "shared_lens", "own_lens"):
+            getattr(batch.prefixes, name).copy_(getattr(other.prefixes, name))
+        if not shared:
+            batch.prefixes.group_starts.zero_()
+            batch.prefixes.shared_lens.zero_()
+            batch.prefixes.own_lens.copy_(other.seq_lens)
+        output = run.backend.forward(run.layer, query, key, value, run.cache, plan)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_negative_scale() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmkit_attention.triton_schedule import Launch, LayerShape, launches
+from llmkit_attention.triton_schedule import Launch, LayerShape, launches, prefix_launch
 from llmkit_attention.triton_tiles import Device, QueryClass, Tile, tile_for
 
 H200 = Device(132, 232448)
@@ -75,6 +75,26 @@ def test_items_suffice_for_any_lengths(seed: int) -> None:
     items = items_of(other, launch)
     assert len(items) <= launch.num_items
     assert sum(items) == sum(other)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_programs_suffice_for_any_groups_that_share_a_prefix(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows = int(draw.integers(4, 600))
+    launch = prefix_launch(LAYER, TILES["short"], H200, rows, groups=rows // 4)
+    sizes: list[int] = []
+    while sum(sizes) + 4 <= rows:
+        sizes.append(int(draw.integers(4, max(5, rows - sum(sizes) + 1))))
+    tiles = sum(-(-size // launch.tile_rows) for size in sizes)
+    splits = max(1, min(launch.wanted // tiles, launch.most_splits))  # as the kernels find it
+    assert tiles * splits <= launch.num_items
+    assert launch.most_splits * rows <= max(1024, rows)
+
+
+def test_many_rows_over_one_prefix_fill_the_gpu() -> None:
+    launch = prefix_launch(LAYER, TILES["short"], H200, rows=64, groups=16)
+    assert launch.tile_rows == 16
+    assert launch.num_programs * 4 * min(launch.wanted // 4, launch.most_splits) == pytest.approx(2 * 132, abs=8)
 
 
 def test_a_window_bounds_what_is_split() -> None:

@@ -189,6 +189,20 @@ def test_rows_of_one_token_in_a_large_batch(claims: Claims) -> None:
     check(run, [tuple((sequence, 1) for sequence in reversed(range(0, count, 2)))], "second tokens")
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_rows_that_begin_with_the_same_pages(claims: Claims, window: int | None) -> None:
+    """Two groups of rows with one prefix each, beside a row of its own and one of several tokens."""
+    page = claims.backend.page_sizes()[0]
+    long, short = (-(-tokens // page) * page for tokens in (256, 128))
+    run = claims.trial(layer_or_skip(claims, window), capacity=40 * page + 1200)
+    run.fill(0, long + 20)
+    run.fill(1, short + 5)
+    run.fork(0, (2, 3, 4, 5), long)
+    run.fork(1, (6, 7, 8), short)
+    rows = tuple((sequence, 1) for sequence in (0, 6, 2, 7, 10, 3, 8, 4, 1, 5))
+    check(run, [rows] if INTERPRETED else [rows, rows[::-1], (*rows[:4], (11, 3), *rows[4:])], "shared prefixes")
+
+
 def test_any_number_of_threads(claims: Claims) -> None:
     if claims.device != "cpu" or INTERPRETED:
         pytest.skip("for backends that compute on the CPU")
