@@ -179,17 +179,17 @@ class Driver:
     model: TinyModel
     layout: KVCacheLayout
     launched: bool = False
+    backend: AttentionBackend = field(default_factory=PagedAttention)
     runner: ModelRunner = field(init=False)
     sequences: dict[int, Sequence_] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        backend = PagedAttention()
         # It reads the device's tensors, but waits for them: what a graph cannot hold, and static inputs can.
-        backend.graph_safe = self.model.head.device.type == "cpu"
+        self.backend.graph_safe = self.model.head.device.type == "cpu"
         make = partial(CudaModelRunner, kernels=TorchKernels()) if self.launched else ModelRunner
         self.runner = make(
             self.model,
-            backend,
+            self.backend,
             self.layout,
             vocab_size=VOCAB,
             max_num_seqs=MAX_NUM_SEQS,
@@ -307,11 +307,12 @@ def make_driver(
     num_host_blocks: int = 0,
     device: str = "cpu",
     launched: bool = False,
+    backend: AttentionBackend | None = None,
 ) -> Driver:
     model = TinyModel(windows, device=device)
     groups = kv_groups(model.attention, torch.float32)
     layout = KVCacheLayout(groups, num_blocks, block_size, page_size, num_host_blocks=num_host_blocks)
-    return Driver(model, layout, launched)
+    return Driver(model, layout, launched, backend or PagedAttention())
 
 
 @pytest.fixture(autouse=True)

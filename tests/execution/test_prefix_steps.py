@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ class SharingAttention(PagedAttention):
                 end = -(-length // page)
                 table[row, shared // page : end] = metadata.block_table[row, shared // page : end]
             starts = prefixes.group_starts.tolist()
-            for first, last in zip(starts, starts[1:], strict=False):
+            for first, last in pairwise(starts):
                 for row in prefixes.members[first:last].tolist():
                     shared = int(prefixes.shared_lens[row]) // page
                     table[row, :shared] = metadata.block_table[int(prefixes.members[first]), :shared]
@@ -53,13 +54,74 @@ class SharingAttention(PagedAttention):
         return super().forward(layer, query, key, value, kv_cache, metadata)
 
 
-@pytest.fixture
-def shared_driver(driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """As `driver`, with attention that asks for shared prefixes."""
+SHARING = PrefixSharing(unit=4, least_rows=3, least_saved=16)
 
-    def make(sharing: PrefixSharing, **options: Any) -> tuple[Any, SharingAttention]:
-        backend = SharingAttention(sharing)
-        monkeypatch.setattr("tests.execution.conftest.PagedAttention", lambda: backend, raising=False)
-        return driver(**options), backend
 
-    return make
+def entered(
+    driver: Callable[..., Any], *, launched: bool, windows: tuple[int | None, ...]
+) -> tuple[Any, SharingAttention]:
+    """A driver with a sequence in slot 6 whose prompt is in the cache, and sequences that begin with its first blocks
+    and end otherwise in slots 1, 2 and 3."""
+    backend = SharingAttention(SHARING)
+    d = driver(windows=windows, launched=launched, backend=backend)
+    d.add(6, PROMPT, logprobs=None)
+    d.step({6: len(PROMPT)})
+    for slot in (1, 2, 3):
+        blocks = [list(group[:2]) for group in d.sequences[6].blocks]
+        d.add(slot, [*PROMPT[:8], 20 + slot, slot], computed=8, blocks=blocks, logprobs=None)
+    return d, backend
+
+
+def check_tokens(d: Any) -> None:
+    """All sequences have the tokens of a dense recomputation."""
+    for sequence in d.sequences.values():
+        expected = d.model.dense(sequence.tokens)[sequence.num_prompt - 1 : -1].argmax(-1)
+        assert expected.tolist() == sequence.tokens[sequence.num_prompt :]
+
+
+@pytest.mark.parametrize("windows", [(None, None), (6, None)])
+@pytest.mark.parametrize("launched", [False, True])
+def test_answers_are_the_same_and_it_is_told_of_what_is_shared(
+    driver: Callable[..., Any], launched: bool, windows: tuple[int | None, ...]
+) -> None:
+    d, backend = entered(driver, launched=launched, windows=windows)
+    d.step({6: 1, 1: 2, 2: 2, 3: 2})  # three prompts' ends beside a decode: no group
+    assert not backend.told
+    for _ in range(3):
+        d.step(dict.fromkeys((3, 6, 1, 2), 1))
+    assert set(backend.told) == {(8, 8, 8, 8)}
+    told = len(backend.told)
+    d.add(5, PROMPT[::-1], logprobs=None)
+    d.step({6: 1, 5: len(PROMPT), 2: 1, 1: 1})
+    assert set(backend.told[told:]) == {(8, 0, 8, 8)}
+    d.remove(2)
+    told = len(backend.told)
+    d.step(dict.fromkeys((5, 6, 1), 1))  # two that share are no group
+    d.step(dict.fromkeys((5, 6, 1, 3), 1))
+    assert set(backend.told[told:]) == {(0, 8, 8, 8)}
+    check_tokens(d)
+
+
+def test_padded_rows_share_nothing(driver: Callable[..., Any]) -> None:
+    d, backend = entered(driver, launched=True, windows=(None,))
+    d.step({1: 2, 2: 2, 3: 2})
+    graphs = d.runner._graphs
+    graphs._sizes = graphs._common = (8,)
+    d.step(dict.fromkeys((1, 2, 3), 1))
+    assert backend.told[-1] == (8, 8, 8, 0, 0, 0, 0, 0)
+    check_tokens(d)
+
+
+def test_steps_with_and_without_shared_prefixes_have_graphs_of_their_own(driver: Callable[..., Any]) -> None:
+    """And a slot that another sequence takes over is looked at again."""
+    d, backend = entered(driver, launched=True, windows=(None,))
+    d.step({1: 2, 2: 2, 3: 2})
+    d.step(dict.fromkeys((1, 2, 3), 1))
+    d.remove(3)
+    d.add(3, PROMPT[::-1], logprobs=None)
+    d.step({3: len(PROMPT)})
+    told = len(backend.told)
+    d.step(dict.fromkeys((1, 2, 3), 1))
+    assert len(backend.told) == told
+    assert {sharing for _, _, sharing, _ in d.runner._graphs._steps} == {(), (0,)}
+    check_tokens(d)
