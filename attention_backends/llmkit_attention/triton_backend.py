@@ -21,7 +21,16 @@ from llmkit.hookspecs.attention import (
 from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_launch import PreparedLaunch
 from llmkit_attention.triton_prefix import UNIT
-from llmkit_attention.triton_prepare import ARITHMETIC, INTERPRETED, Attend, OfStep, Prefix, attention_launches, padded
+from llmkit_attention.triton_prepare import (
+    ARITHMETIC,
+    INTERPRETED,
+    Attend,
+    OfStep,
+    Prefix,
+    PrefixMemory,
+    attention_launches,
+    padded,
+)
 from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, TileChoice, launches, prefix_launch
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
 
@@ -56,6 +65,7 @@ class TritonAttention(AttentionBackend):
     def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
         self._device = device
         self._choose_tile = choose_tile
+        self._prefix_memory = PrefixMemory()
         self._kinds: dict[AttentionLayer, AttentionLayer] = {}  # what launches depend on of a layer: not its place
 
     def support(self, query: AttentionQuery) -> Support:
@@ -178,7 +188,8 @@ class TritonAttention(AttentionBackend):
             return None
         shape, tile_of, device = self._scheduling(layer, dtype, kv_dtype, plan)
         rows, groups = len(prefixes.members), len(prefixes.group_starts) - 1
-        return Prefix.of(prefix_launch(shape, tile_of("shared"), device, rows, groups), prefixes, layer)
+        launch = prefix_launch(shape, tile_of("shared"), device, rows, groups)
+        return self._prefix_memory.prefix(launch, prefixes, layer)
 
     def _scheduling(
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan

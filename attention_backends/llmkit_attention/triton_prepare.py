@@ -14,7 +14,7 @@ from llmkit_attention.triton_combine import combine_kernel
 from llmkit_attention.triton_kernels import attention_kernel
 from llmkit_attention.triton_launch import PreparedLaunch
 from llmkit_attention.triton_prefix import prefix_kernel
-from llmkit_attention.triton_schedule import Launch, PrefixLaunch
+from llmkit_attention.triton_schedule import MOST_PREFIX_PARTS, Launch, PrefixLaunch
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels are interpreted on the host; settled when this module is imported."""
@@ -61,17 +61,28 @@ class Prefix:
     partial: torch.Tensor
     lse: torch.Tensor
 
-    @classmethod
-    def of(cls, launch: PrefixLaunch, prefixes: SharedPrefixes, layer: AttentionLayer) -> Prefix:
-        rows, device = len(prefixes.members), prefixes.members.device
-        places = (launch.most_splits, rows, layer.num_heads)
-        partial = torch.empty((*places, padded(layer.head_size)), dtype=torch.float32, device=device)
-        return cls(launch, prefixes, partial, torch.empty(places, dtype=torch.float32, device=device))
-
     @property
     def numbers(self) -> tuple[int, ...]:
         """Of all kernels that know of prefixes, in the order of their arguments."""
         return len(self.prefixes.group_starts) - 1, self.launch.wanted, self.launch.most_splits
+
+
+class PrefixMemory:
+    """Where results of shared keys are, of all layers and all steps, recorded or not: they run one after another."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[torch.device, torch.Tensor] = {}
+
+    def prefix(self, launch: PrefixLaunch, prefixes: SharedPrefixes, layer: AttentionLayer) -> Prefix:
+        """What `launch` needs, for layers like this one."""
+        rows, device = len(prefixes.members), prefixes.members.device
+        results, columns = launch.most_splits * rows * layer.num_heads, padded(layer.head_size)
+        numbers = self._numbers.get(device)
+        if numbers is None or len(numbers) < results * (columns + 1):
+            most = max(results, MOST_PREFIX_PARTS * layer.num_heads)
+            numbers = self._numbers[device] = torch.empty(most * (columns + 1), dtype=torch.float32, device=device)
+        end = results * columns  # a multiple of 16, as columns are: both begin where kernels can rely on it
+        return Prefix(launch, prefixes, numbers[:end], numbers[end : end + results])
 
 
 def padded(head_size: int) -> int:

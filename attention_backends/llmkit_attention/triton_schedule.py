@@ -20,7 +20,7 @@ TileChoice = Callable[[QueryClass], Tile]
 _LEAST_SPAN = 128  # keys; shorter splits cost more to combine than they save
 _WORKSPACE_BYTES = 128 * 2**20
 _MOST_PREFIX_SPLITS = 16
-_MOST_PREFIX_PARTS = 1024  # rows times splits: what is written has to be read again
+MOST_PREFIX_PARTS = 1024  # rows times splits: what is written has to be read again
 _NO_LIMIT = 2**31 - 1
 _FULL_ROUNDS = (
     4  # so often the GPU is to be filled before programs share a multiprocessor: the last round is half empty
@@ -93,7 +93,7 @@ def prefix_launch(layer: LayerShape, tile: Tile, device: Device, rows: int, grou
     block_m, tile_rows = _packed(layer, tile)
     num_programs = layer.num_kv_heads * layer.programs_per_kv_head
     wanted = max(1, device.num_processors * tile.programs_per_processor // num_programs)
-    most_splits = max(1, min(_MOST_PREFIX_SPLITS, _MOST_PREFIX_PARTS // rows))
+    most_splits = max(1, min(_MOST_PREFIX_SPLITS, MOST_PREFIX_PARTS // rows))
     tiles = rows // tile_rows + groups
     return PrefixLaunch(
         tile=tile,
