@@ -51,7 +51,8 @@ def attention_kernel(
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+        if not PREFIX_ROWS:  # else `prefix_kernel` has done so before it let this one start
+            gdc_wait()
     head_program = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # a row's last block has most to do
     place = (block.to(tl.int64) * tl.num_programs(0) + head_program) * num_splits + tl.program_id(2)
@@ -86,6 +87,8 @@ def attention_kernel(
         first += tl.load(starts_ptr + row, volatile=True) - row_start  # adds 0, which the compiler cannot know
         token, head, exists = tile_rows(head_program, first, length, GROUP_SIZE, GROUP, BLOCK_Q, BLOCK_M)
     if PREFIX_ROWS:
+        if EARLY:
+            gdc_wait()
         heads = tl.num_programs(0) // tl.cdiv(GROUP_SIZE, GROUP) * GROUP_SIZE
         num_parts = tl.where(begin == 0, num_parts, 0)  # once for every row
         acc, lse = add_prefix(

@@ -82,8 +82,8 @@ def prefix_kernel(
     of which every group uses its first member's. Writes the normalised result of each split, row and head, and its
     log-sum-exp (base 2)."""
     if EARLY:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()  # behind the wait: the next kernel counts on all before this one
     prefix = (group_starts_ptr, shared_lens_ptr, num_groups, wanted, most_splits)
     head_program = tl.program_id(0)
     splits = _num_splits(prefix, PREFIX_ROWS)

@@ -54,7 +54,7 @@ class SharingAttention(PagedAttention):
         return super().forward(layer, query, key, value, kv_cache, metadata)
 
 
-SHARING = PrefixSharing(unit=4, least_rows=3, least_saved=16)
+SHARING = PrefixSharing(unit=4, least_rows=3, least_bytes=1, least_row_bytes=1)
 
 
 def entered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from llmkit.execution.shared_prefixes import PrefixFinder, PrefixGroups, prefix_
 from llmkit.hookspecs.attention import PrefixSharing
 
 PAGE = 16
-SHARING = PrefixSharing(unit=32, least_rows=3, least_saved=0)
+SHARING = PrefixSharing(unit=32, least_rows=3, least_bytes=0, least_row_bytes=0)
 RUBBISH = 2**30
 
 
@@ -24,10 +25,10 @@ def tables(*rows: list[int]) -> Any:
     return np.array([row + [RUBBISH] * (width - len(row)) for row in rows], dtype=np.int32)
 
 
-def found(rows: list[list[int]], sharing: PrefixSharing = SHARING, spare: int = 0) -> list[tuple[list[int], int]]:
+def found(rows: list[list[int]], least_saved: int = 0, spare: int = 0) -> list[tuple[list[int], int]]:
     """(members, tokens) of all groups, where each row's last page lacks `spare` tokens."""
     lens = np.array([len(row) * PAGE - spare for row in rows], dtype=np.int32)
-    groups = shared_prefixes(tables(*rows), lens, PAGE, sharing)
+    groups = shared_prefixes(tables(*rows), lens, PAGE, SHARING, least_saved)
     if groups is None:
         return []
     return [
@@ -81,12 +82,24 @@ def test_too_little_in_common(rows: list[list[int]]) -> None:
 def test_what_is_saved_must_be_worth_it() -> None:
     rows = [[*PREFIX, 100 + i] for i in range(5)]
     for least, expected in ((256, 1), (257, 0)):
-        assert len(found(rows, PrefixSharing(32, 3, least))) == expected
+        assert len(found(rows, least)) == expected
+
+
+def test_what_is_worth_it_depends_on_the_bytes_of_a_token() -> None:
+    sharing = PrefixSharing(unit=32, least_rows=3, least_bytes=1000, least_row_bytes=100)
+    assert sharing.least_saved(10, 64) == 32
+    table = BlockTable(5, 8, PAGE, PAGE)
+    for slot in range(5):
+        table.write(slot, 0, [*PREFIX, 100 + slot])
+    slots, lens = np.arange(5, dtype=np.int32), np.full(5, 90, dtype=np.int32)
+    for bytes_per_token, expected in ((6, True), (5, False)):  # 250 keys, 300 keys; saved are 256
+        groups = PrefixFinder(table, sharing, bytes_per_token).find(slots, lens)
+        assert (groups is not None) == expected
 
 
 def test_pages_larger_than_the_unit() -> None:
     lens = np.full(3, 5 * 64, dtype=np.int32)
-    groups = shared_prefixes(tables(*[[*PREFIX[:4], i] for i in range(3)]), lens, 64, PrefixSharing(16, 3, 0))
+    groups = shared_prefixes(tables(*[[*PREFIX[:4], i] for i in range(3)]), lens, 64, replace(SHARING, unit=16), 0)
     assert groups is not None
     assert groups.tokens.tolist() == [256]
 
@@ -149,7 +162,7 @@ class TestFinder:
         table = BlockTable(8, 20, PAGE, PAGE)
         for slot in range(8):
             table.write(slot, 0, [1, 2, 3, 4, 10 + slot])
-        return table, PrefixFinder(table, SHARING)
+        return table, PrefixFinder(table, SHARING, 8)
 
     def find(self, finder: PrefixFinder, slots: list[int], length: int) -> PrefixGroups | None:
         return finder.find(np.array(slots, dtype=np.int32), np.full(len(slots), length, dtype=np.int32))

@@ -69,7 +69,7 @@ class InputBatch:
         self.sharing = sharing
         # Pages that a window has left behind are all the same one: nothing to be found there.
         self._finders = {
-            group: PrefixFinder(self.block_tables[group], sharing)
+            group: PrefixFinder(self.block_tables[group], sharing, kept.spec.bytes_per_token)
             for group, kept in enumerate(layout.groups)
             if sharing is not None and kept.spec.sliding_window is None
         }

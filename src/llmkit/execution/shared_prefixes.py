@@ -39,8 +39,9 @@ class PrefixGroups:
 class PrefixFinder:
     """Of one KV group. What was found is kept while the same slots are asked for and their tables have but grown."""
 
-    def __init__(self, table: BlockTable, sharing: PrefixSharing) -> None:
-        self._table, self._sharing = table, sharing
+    def __init__(self, table: BlockTable, sharing: PrefixSharing, bytes_per_token: int) -> None:
+        """bytes_per_token: of a layer's keys and values."""
+        self._table, self._sharing, self._bytes_per_token = table, sharing, bytes_per_token
         self._known: tuple[IntArray, int, PrefixGroups | None] | None = None
 
     def find(self, slots: IntArray, seq_lens: IntArray) -> PrefixGroups | None:
@@ -52,14 +53,17 @@ class PrefixFinder:
         if self._known is None or self._known[1] != rewrites or not np.array_equal(self._known[0], slots):
             width = (int(seq_lens.max()) - 1) // self._table.page_size
             pages = self._table.pages[slots, :width]
-            found = shared_prefixes(pages, seq_lens, self._table.page_size, self._sharing)
+            least = self._sharing.least_saved(len(slots), self._bytes_per_token)
+            found = shared_prefixes(pages, seq_lens, self._table.page_size, self._sharing, least)
             self._known = slots.copy(), rewrites, found
         return self._known[2]
 
 
-def shared_prefixes(pages: IntArray, seq_lens: IntArray, page_size: int, sharing: PrefixSharing) -> PrefixGroups | None:
+def shared_prefixes(
+    pages: IntArray, seq_lens: IntArray, page_size: int, sharing: PrefixSharing, least_saved: int
+) -> PrefixGroups | None:
     """The disjoint groups that save most, of rows with `seq_lens` int32[n] tokens in `pages` int32[n, w]; entries past
-    a row's end are arbitrary. None if they save less than `sharing` asks for."""
+    a row's end are arbitrary. None if they save the reading of fewer keys than `least_saved`, or of none."""
     most = (seq_lens - 1) // page_size  # pages that a row can share
     unit = math.lcm(sharing.unit, page_size)
     rows = _rows_with_company(pages, most * page_size >= unit, sharing.least_rows)
@@ -68,7 +72,7 @@ def shared_prefixes(pages: IntArray, seq_lens: IntArray, page_size: int, sharing
     order, common = _in_order(pages[rows], most[rows])
     tokens = common * page_size // unit * unit
     groups = _best_groups(tokens, sharing.least_rows)
-    if sum((stop - start - 1) * shared for start, stop, shared in groups) < max(1, sharing.least_saved):
+    if sum((stop - start - 1) * shared for start, stop, shared in groups) < max(1, least_saved):
         return None
     members = np.concatenate([rows[order[start:stop]] for start, stop, _ in groups]).astype(np.int32)
     starts = np.cumsum([0, *(stop - start for start, stop, _ in groups)], dtype=np.int32)

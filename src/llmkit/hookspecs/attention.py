@@ -64,13 +64,19 @@ class AttentionLayer:
 class PrefixSharing:
     """Which shared prefixes a backend wants to be told of.
 
-    unit: shared tokens are a multiple of it. least_rows: fewer rows are no group. least_saved: keys that need not be
-    read once more, in all groups of a step together; below it there are none.
+    unit: shared tokens are a multiple of it. least_rows: fewer rows are no group. least_bytes, least_row_bytes: in a
+    step of n rows of one token there are groups if a layer then reads least_bytes + n * least_row_bytes less of keys
+    and values.
     """
 
     unit: int
     least_rows: int
-    least_saved: int
+    least_bytes: int
+    least_row_bytes: int
+
+    def least_saved(self, rows: int, bytes_per_token: int) -> int:
+        """Keys that must be read less often, where a layer's keys and values of a token are so many bytes."""
+        return -(-(self.least_bytes + rows * self.least_row_bytes) // bytes_per_token)
 
 
 @dataclass
@@ -120,8 +126,9 @@ class AttentionBackend(ABC):
 
     graph_safe: `forward` with a batch of one token a row launches kernels only, which read lengths, block table and
     slot mapping on the device: captured in a CUDA graph they are right for any lengths up to `max_seq_len`, whatever
-    `seq_lens_np` was when they were planned, if `follow` is called ahead of each time that they run; and planned with
-    `prefixes`, for any that these tensors tell of. prefix_sharing: None if `AttentionBatch.prefixes` is of no use to it.
+    `seq_lens_np` was when they were planned, if `follow` is called ahead of each time that they run; and if planned
+    with `prefixes`, for any that these tensors tell of.
+    prefix_sharing: None if `AttentionBatch.prefixes` is of no use to it.
     """
 
     graph_safe: bool = False

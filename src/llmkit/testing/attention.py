@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -130,7 +129,7 @@ class AttentionTrial:
         batch = self.pool.step(rows, self.device)
         sharing = self.backend.prefix_sharing
         if sharing is not None:
-            batch.prefixes = prefixes_in(batch, replace(sharing, least_saved=0))
+            batch.prefixes = prefixes_in(batch, sharing)
         return batch
 
     def step(self, rows: Sequence[tuple[int, int]]) -> float:

@@ -101,12 +101,13 @@ class PagedPool:
 
 
 def prefixes_in(batch: AttentionBatch, sharing: PrefixSharing) -> SharedPrefixes | None:
-    """What the rows of `batch` share, as the core tells a backend that asks for it; see `AttentionBatch.prefixes`."""
+    """What the rows of `batch` share, however little, as the core tells a backend that asks for it; see
+    `AttentionBatch.prefixes`."""
     rows = np.flatnonzero(np.diff(batch.query_start_loc_np) == 1)
     if len(rows) < sharing.least_rows:
         return None
     pages = batch.block_table.cpu().numpy()[rows]
-    groups = shared_prefixes(pages, batch.seq_lens_np[rows], batch.page_size, sharing)
+    groups = shared_prefixes(pages, batch.seq_lens_np[rows], batch.page_size, sharing, least_saved=0)
     if groups is None:
         return None
     staging = StagingBuffer(batch.seq_lens.device)
