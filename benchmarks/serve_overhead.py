@@ -3,12 +3,12 @@
     python benchmarks/serve_overhead.py --model MODEL [--workload mixed-32] [--runs 3] [--url NAME=URL ...]
         [--peers FOLDER [--vllm FOLDER] [--llamacpp FILE] [--llamacpp-arguments=-nr]] [-- FLAGS]
 
-Inline: the step loop in this process, every token with its text. Then `llmkit serve` with the same settings, and any
-other OpenAI-compatible server that runs already (--url llama-server=http://127.0.0.1:8080), all requests at once from
-this process. Each run has prompts of its own, of the same lengths, the same for everybody: no server that keeps
-prefixes has seen them. Prints JSON: for each the medians over the runs of output tokens/s, TTFT and ITL (median and p99
-of all requests), and the ratios to inline. FLAGS, behind --, are those of `llmkit serve` and of the inline engine, as
---name=value.
+Inline: the step loop in this process, every token with its text. `llmkit serve` has the same settings and takes turns
+with it, run by run, as the speed of a machine changes within minutes. Then any other OpenAI-compatible server that runs
+already (--url llama-server=http://127.0.0.1:8080); all requests at once from this process. Each run has prompts of its
+own, of the same lengths, the same for everybody: no server that keeps prefixes has seen them. Prints JSON: for each the
+medians over the runs of output tokens/s, TTFT and ITL (median and p99 of all requests), and the ratios to inline.
+FLAGS, behind --, are those of `llmkit serve` and of the inline engine, as --name=value.
 """
 
 from __future__ import annotations
@@ -142,15 +142,18 @@ def main() -> None:
     if arguments.peers is None and (arguments.vllm or arguments.llamacpp):
         parser.error("--vllm and --llamacpp need --peers")
     settings = dict(flag.removeprefix("--").replace("-", "_").split("=", 1) for flag in arguments.flags)
-    with LLM(arguments.model, **settings) as llm:
+    inline_results: list[dict[str, Any]] = []
+    served_results: list[dict[str, Any]] = []
+    with LLM(arguments.model, **settings) as llm, llmkit_server(arguments.model, arguments.flags) as running:
         vocab_size = int(llm.engine.prepared.source.config["vocab_size"])
         items = workload(arguments.workload, vocab_size)
         warm_up, *runs = (with_other_tokens(items, run, vocab_size) for run in range(1 + arguments.runs))
         warm_up = warm_up[:WARM_UP]
         inline_run(llm, warm_up)
-        inline = medians([inline_run(llm, run) for run in runs])
-    with llmkit_server(arguments.model, arguments.flags) as running:
-        served = medians(asyncio.run(http_runs(running.url, warm_up, runs)))
+        for run in runs:
+            inline_results.append(inline_run(llm, run))
+            served_results += asyncio.run(http_runs(running.url, warm_up, [run]))
+    inline, served = medians(inline_results), medians(served_results)
     result: dict[str, Any] = {"inline": inline, "llmkit serve": {**served, "ratios": ratios(served, inline)}}
     for name, server in others(arguments):
         with server as url:

@@ -94,7 +94,7 @@ def test_the_engine_in_a_thread_stores_while_nobody_asks(delay):
 
     async def main():
         client = ThreadClient(lambda: SimpleNamespace(core=core, close=core.close))
-        client.add(request("a"))
+        client.add([request("a")])
         while not any(output.finish_reason for output in await client.outputs()):
             pass
         while core.has_transfers() or store.num_saved < 7:
@@ -130,7 +130,7 @@ def test_the_loop_of_the_engine_process_stores_while_no_message_comes(delay):
             return steps[-1]
 
         core.step_transfers = step
-        parent.send(messages.encode(Add(request("a"))))
+        parent.send(messages.encode(Add([request("a")])))
         loop.run()
     os.close(fd)
     core.close()

@@ -85,7 +85,7 @@ def run_engine():
 def test_answers_arrive_and_all_is_given_back(run_engine):
     async def main(run):
         for name in "abc":
-            run.client.add(request(name, [ord(name)] * 5))
+            run.client.add([request(name, [ord(name)] * 5)])
         await run.until_done("abc")
         for name in "abc":
             assert run.answers[name, 0] == fake_answer([ord(name)] * 5, 0, 6)
@@ -99,8 +99,8 @@ def test_answers_arrive_and_all_is_given_back(run_engine):
 
 def test_a_refusal_comes_as_an_output_for_each_sequence(run_engine):
     async def main(run):
-        run.client.add(request("long", [1] * 500, n=2))
-        run.client.add(request("good"))
+        run.client.add([request("long", [1] * 500, n=2)])
+        run.client.add([request("good")])
         outputs = []
         while not any(output.request_id == "good" and output.finish_reason for output in outputs):
             outputs += await run.client.outputs()
@@ -116,12 +116,12 @@ def test_an_abort_takes_out_what_the_engine_has_not_seen(run_engine):
 
     async def main(run):
         gate.open.clear()
-        run.client.add(request("first"))
+        run.client.add([request("first")])
         assert await asyncio.to_thread(gate.reached.wait, 30)
         for number in range(50):
-            run.client.add(request(f"late{number}"))
+            run.client.add([request(f"late{number}")])
         run.client.abort(f"late{number}" for number in range(50))
-        run.client.add(request("late0", [9]))  # the id can be used again at once
+        run.client.add([request("late0", [9])])  # the id can be used again at once
         gate.open.set()
         await run.until_done(["first", "late0"])
         assert set(run.answers) == {("first", 0), ("late0", 0)}
@@ -132,7 +132,7 @@ def test_an_abort_takes_out_what_the_engine_has_not_seen(run_engine):
 
 def test_an_abort_in_the_engine(run_engine):
     async def main(run):
-        run.client.add(request("endless", max_tokens=120))
+        run.client.add([request("endless", max_tokens=120)])
         await run.client.outputs()
         run.client.abort(["endless", "unknown"])
         stats = await run.client.call("stats")
@@ -148,7 +148,7 @@ def test_one_sequence_ends_and_the_others_go_on(run_engine):
     gate.open.clear()
 
     async def main(run):
-        run.client.add(request("pair", n=2, max_tokens=20))
+        run.client.add([request("pair", n=2, max_tokens=20)])
         await asyncio.to_thread(gate.reached.wait, 30)
         run.client.abort_sequences([("pair", 1)])
         gate.open.set()
@@ -188,11 +188,11 @@ def test_a_step_that_is_broken_off_ends_its_requests_and_no_others(run_engine):
             raise SystemExit("a plugin's idea")
 
     async def main(run):
-        run.client.add(request("a"))
+        run.client.add([request("a")])
         ended = await run.until_done("a")
         assert ended["a"].finish_reason == "error"
         assert "SystemExit: a plugin's idea" in ended["a"].error
-        run.client.add(request("b"))
+        run.client.add([request("b")])
         await run.until_done("b")
         assert run.answers["b", 0] == fake_answer([1, 2, 3], 0, 6)
         assert run.client.health.alive
@@ -207,13 +207,13 @@ def test_an_engine_that_can_do_nothing_dies_with_its_cause(run_engine):
     async def main(run):
         async def use():
             for number in range(100):
-                run.client.add(request(f"a{number}"))
+                run.client.add([request(f"a{number}")])
                 await run.client.outputs()
 
         with pytest.raises(EngineDeadError, match=f"{MAX_BROKEN_STEPS} steps in a row failed.*SystemExit: always"):
             await use()
         with pytest.raises(EngineDeadError, match="always"):
-            run.client.add(request("b"))
+            run.client.add([request("b")])
         with pytest.raises(EngineDeadError, match="always"):
             await run.client.call("stats")
         health = run.client.health
@@ -228,7 +228,7 @@ def test_health_tells_a_stuck_engine(run_engine):
 
     async def main(run):
         gate.open.clear()
-        run.client.add(request("a"))
+        run.client.add([request("a")])
         await asyncio.to_thread(gate.reached.wait, 30)
         before = run.client.health.stuck_s
         while run.client.health.stuck_s <= before:
@@ -251,7 +251,7 @@ def test_after_close(run_engine):
         with pytest.raises(EngineClosedError):
             await waiting
         with pytest.raises(EngineClosedError):
-            run.client.add(request("a"))
+            run.client.add([request("a")])
         with pytest.raises(EngineClosedError):
             await run.client.call("stats")
         run.client.abort(["a"])  # may cross the end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,12 @@ class ScriptedEngine:
         self._running: dict[tuple[str, int], tuple[EngineRequest, list[int]]] = {}
         self._changed = asyncio.Event()
 
-    def add(self, request: EngineRequest) -> None:
-        self.added.append(request)
-        for index in range(request.sampling_params.n):
-            ids = self.tokenizer.encode(self.answers[index % len(self.answers)])
-            self._running[request.request_id, index] = (request, [*ids, self.tokenizer.eos_token_id])
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            self.added.append(request)
+            for index in range(request.sampling_params.n):
+                ids = self.tokenizer.encode(self.answers[index % len(self.answers)])
+                self._running[request.request_id, index] = (request, [*ids, self.tokenizer.eos_token_id])
         self._changed.set()
 
     def abort(self, request_ids: Iterable[str]) -> None:

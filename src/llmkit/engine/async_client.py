@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,9 +37,10 @@ class AsyncEngineClient(Protocol):
     ignored, so that an abort may cross the request's own end.
     """
 
-    def add(self, request: EngineRequest) -> None:
-        """Hand over a request; never waits. A refusal by the core comes with the outputs: finish reason "error" for
-        each of the request's sequences. Raises EngineClosedError, EngineDeadError."""
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Hand over requests, which the same step can begin with; never waits. A refusal by the core comes with the
+        outputs: finish reason "error" for each of the request's sequences. Raises EngineClosedError,
+        EngineDeadError; then none was handed over."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:

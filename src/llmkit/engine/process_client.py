@@ -60,8 +60,8 @@ class ProcessClient:
         """The engine after its last step; None before the first."""
         return self._supervisor.summary
 
-    def add(self, request: EngineRequest) -> None:
-        self._supervisor.add(request)
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        self._supervisor.add(requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self._supervisor.abort(request_ids)
@@ -146,8 +146,8 @@ class SupervisedClient:
         comes as outputs."""
         for request in requests:
             self._supervisor.info.limits.check(request)
-            self._supervisor.add(request)
-            self._unfinished[request.request_id] = request.sampling_params.n
+        self._supervisor.add(requests)
+        self._unfinished |= {request.request_id: request.sampling_params.n for request in requests}
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(request_ids)

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,8 @@ class ThreadClient:
             self._loop.stop()
             raise
 
-    def add(self, request: EngineRequest) -> None:
-        self._loop.add(request)
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        self._loop.add(requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self._loop.abort([(request_id, None) for request_id in request_ids])
@@ -110,10 +110,10 @@ class _StepLoop:
 
     # Any thread
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, requests: Sequence[EngineRequest]) -> None:
         with self._changed:
             self._check_running()
-            self._adds[request.request_id] = request
+            self._adds |= {request.request_id: request for request in requests}
             self._busy_since = self._busy_since or time.monotonic()
             self._changed.notify()
 

@@ -223,34 +223,34 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """A snapshot of queues, cache and counters."""
-        stats: EngineStats = await self._loop.client.call("stats")
+        stats: EngineStats = await self._loop.call("stats")
         return stats
 
     async def snapshot(self) -> EngineSnapshot:
         """`stats`, and what else the engine's metrics are made of."""
-        snapshot: EngineSnapshot = await self._loop.client.call("snapshot")
+        snapshot: EngineSnapshot = await self._loop.call("snapshot")
         return snapshot
 
     async def selections(self) -> tuple[Selection, ...]:
         """The plugins that the engine was built from, and why they were chosen."""
-        return tuple(await self._loop.client.call("selections"))
+        return tuple(await self._loop.call("selections"))
 
     async def plugin_timings(self) -> tuple[PluginTiming, ...]:
         """See `LLM.plugin_timings`."""
-        return tuple(await self._loop.client.call("plugin_timings"))
+        return tuple(await self._loop.call("plugin_timings"))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if running requests prevented it."""
-        return bool(await self._loop.client.call("reset_prefix_cache"))
+        return bool(await self._loop.call("reset_prefix_cache"))
 
     async def kv_map(self) -> KVMap:
         """What became of every block of the KV cache: free, cached, in use, shared."""
-        blocks: KVMap = await self._loop.client.call("kv_map")
+        blocks: KVMap = await self._loop.call("kv_map")
         return blocks
 
     async def recent_steps(self, after: int = -1) -> list[StepSummary]:
         """Summaries of the last steps, at most some hundreds, oldest first: those with a number above `after`."""
-        return list(await self._loop.client.call("recent_steps", after))
+        return list(await self._loop.call("recent_steps", after))
 
     async def sleep(self, level: int = 1) -> None:
         """Take no steps and give memory back; requests wait, those that run and those that come.
@@ -259,26 +259,26 @@ class AsyncLLM:
         read again at `wake_up`. What was computed of running requests is computed again, with the same answers. Raises
         InvalidRequestError, EngineError.
         """
-        await self._loop.client.call("sleep", level)
+        await self._loop.call("sleep", level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Go on. tags: wake only "weights" or "kv_cache"; requests go on once both are awake. Raises as the start of an
         engine does; it then still sleeps."""
-        await self._loop.client.call("wake_up", None if tags is None else list(tags))
+        await self._loop.call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
-        return bool(await self._loop.client.call("is_sleeping"))
+        return bool(await self._loop.call("is_sleeping"))
 
     async def start_profile(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Record what torch does, for a file in `folder` (default: llmkit-profiles where this process runs). Raises
         EngineError if that goes on already."""
         path = Path("llmkit-profiles" if folder is None else folder).absolute()
-        await self._loop.client.call("start_profile", str(path))
+        await self._loop.call("start_profile", str(path))
 
     async def stop_profile(self) -> Path:
         """Write the recording, a trace in Chrome's format; its path. Raises EngineError if there is none."""
-        return Path(await self._loop.client.call("stop_profile"))
+        return Path(await self._loop.call("stop_profile"))
 
     # Its end
 

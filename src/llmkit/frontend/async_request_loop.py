@@ -22,6 +22,7 @@ from llmkit.errors import (
     shown,
 )
 from llmkit.frontend.async_submission import Inbox, Submission, timeout_error
+from llmkit.frontend.hand_over import HandOver
 from llmkit.frontend.input_processor import PreparedRequest
 from llmkit.frontend.output_processor import OutputProcessor, RequestState
 from llmkit.metrics.record import RequestRecord
@@ -48,6 +49,7 @@ class AsyncRequestLoop:
     def __init__(self, client: AsyncEngineClient, outputs: OutputProcessor) -> None:
         self.client = client
         self._outputs = outputs
+        self._hand_over = HandOver(client.add, self._end_all)
         self._open: dict[str, _Open] = {}
         self._reader: asyncio.Task[None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +79,7 @@ class AsyncRequestLoop:
         state = self._outputs.add(prepared, inbox.notify)
         request_id = prepared.engine_request.request_id
         try:
-            self.client.add(prepared.engine_request)
+            self._hand_over.take(prepared.engine_request, resting=len(self._open) == len(self._hand_over))
         except BaseException:
             self._outputs.drop([request_id])
             raise
@@ -105,6 +107,11 @@ class AsyncRequestLoop:
     def _forget(self, request_id: str) -> None:
         if request_id in self._open:
             self._end_requests([request_id])
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """`AsyncEngineClient.call`, behind what was submitted before it."""
+        self._hand_over.flush()
+        return await self.client.call(method, *arguments)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no new requests and wait for those that run; whether all have ended within `timeout` seconds."""
@@ -138,6 +145,7 @@ class AsyncRequestLoop:
                 raise EngineError("the engine is in use by another event loop: use it from one at a time.")
         self._end_requests(list(self._open))  # of an event loop that is gone
         self._event_loop, self._idle = loop, asyncio.Event()
+        self._hand_over = HandOver(self.client.add, self._end_all)
         self._reader = loop.create_task(self._read(), name="llmkit-outputs")
         return loop
 
@@ -201,8 +209,9 @@ class AsyncRequestLoop:
                 inbox.fail(error)
             reason: FinishReason = "abort" if error is None or isinstance(error, RequestTimeoutError) else "error"
             self._tell_ended(state.record(reason, None if error is None else error.message))
-        if self._end is None:
-            self.client.abort(ids)
+        handed_over = self._hand_over.withdraw(ids)
+        if self._end is None and handed_over:
+            self.client.abort(handed_over)
 
     def _end_all(self, error: EngineError) -> None:
         """Nothing goes on: every request ends with `error`."""

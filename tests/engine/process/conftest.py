@@ -37,8 +37,7 @@ class Running:
         self.params: dict[tuple[str, int], str | None] = {}
 
     def add(self, *requests: EngineRequest) -> None:
-        for request in requests:
-            self.client.add(request)
+        self.client.add(requests)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Take outputs until `condition` holds."""

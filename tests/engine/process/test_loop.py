@@ -75,14 +75,14 @@ def trial():
 
 
 def test_what_was_aborted_before_it_was_taken_in_never_is(trial, request_of):
-    many = [Add(request_of(f"r{i}")) for i in range(300)]
+    many = [Add([request_of(f"r{i}")]) for i in range(300)]
     trial.send(*many, Abort([f"r{i}" for i in range(1, 300)]))
     trial.loop._take_in()
     assert trial.core.added == ["r0"]
 
 
 def test_an_id_that_is_used_again_is_a_new_request(trial, request_of):
-    trial.send(Add(request_of("a", 9)), Abort(["a"]), Add(request_of("a", 2)))
+    trial.send(Add([request_of("a", 9)]), Abort(["a"]), Add([request_of("a", 2)]))
     trial.loop._take_in()
     trial.loop._step()
     trial.loop._step()
@@ -92,7 +92,7 @@ def test_an_id_that_is_used_again_is_a_new_request(trial, request_of):
 
 
 def test_a_sequence_may_be_aborted_right_after_its_request_came(trial, request_of):
-    trial.send(Add(request_of("a", 3, n=2)), AbortSequences([("a", 1)]))
+    trial.send(Add([request_of("a", 3, n=2)]), AbortSequences([("a", 1)]))
     trial.loop._take_in()
     trial.loop._step()
     (message,) = trial.received()
@@ -100,7 +100,7 @@ def test_a_sequence_may_be_aborted_right_after_its_request_came(trial, request_o
 
 
 def test_outputs_say_what_was_seen_before_them_and_how_the_engine_is(trial, request_of):
-    trial.send(Abort(["x"]), Add(request_of("a")))
+    trial.send(Abort(["x"]), Add([request_of("a")]))
     trial.loop._take_in()
     trial.loop._step()
     (message,) = trial.received()
@@ -110,7 +110,7 @@ def test_outputs_say_what_was_seen_before_them_and_how_the_engine_is(trial, requ
 
 
 def test_a_step_that_raises_is_survived_but_not_for_ever(trial, request_of, monkeypatch):
-    trial.send(Add(request_of("a", 50)))
+    trial.send(Add([request_of("a", 50)]))
     trial.loop._take_in()
     with monkeypatch.context() as patch:
         patch.setattr(trial.core, "step", lambda: 1 / 0)
@@ -125,6 +125,6 @@ def test_a_step_that_raises_is_survived_but_not_for_ever(trial, request_of, monk
 
 
 def test_a_stop_is_heard_before_the_next_step(trial, request_of):
-    trial.send(Add(request_of("a")), Stop())
+    trial.send(Add([request_of("a")]), Stop())
     trial.loop.run()
     assert trial.core.num_steps == 0

@@ -113,7 +113,8 @@ class EngineLoop:
                 break
         self._seen += len(batch)
         if batch:
-            self._record.take_in([message.request.request_id for message in batch if isinstance(message, Add)])
+            added = [request for message in batch if isinstance(message, Add) for request in message.requests]
+            self._record.take_in([request.request_id for request in added])
             with self._pulse.doing("taking in requests"):
                 self._apply(batch)
 
@@ -124,10 +125,11 @@ class EngineLoop:
         calls: list[Call] = []
         for message in batch:
             match message:
-                case Add(request):
-                    if request.request_id in waiting:
-                        refused += self._add(waiting.pop(request.request_id))
-                    waiting[request.request_id] = request
+                case Add(requests):
+                    for request in requests:
+                        if request.request_id in waiting:
+                            refused += self._add(waiting.pop(request.request_id))
+                        waiting[request.request_id] = request
                 case Abort(request_ids):
                     for request_id in request_ids:
                         waiting.pop(request_id, None)

@@ -19,9 +19,9 @@ from llmkit.requests.message import EngineOutput, EngineRequest
 
 
 class Add(msgspec.Struct, tag="add", gc=False):
-    """A request to take in."""
+    """Requests to take in, all of them before the next step."""
 
-    request: EngineRequest
+    requests: list[EngineRequest]
 
 
 class Abort(msgspec.Struct, tag="abort", gc=False):

@@ -186,7 +186,7 @@ class Supervision:
         if self._probe.due:
             process = self.process
             assert process is not None
-            process.send(Add(self._probe.sent()))
+            process.send(Add([self._probe.sent()]))
         self._admit()
 
     def _take_outputs(self, message: Outputs) -> None:
@@ -203,32 +203,48 @@ class Supervision:
     def _admit(self) -> None:
         """Send what may be computed now and has not been sent."""
         if self.state == "running" and not self._probe.running:
-            for entry in self._suspects.admitted():
-                self._send(entry)
+            self._send(self._suspects.admitted())
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, entries: list[Entry]) -> None:
+        """One message, so that the engine's next step can have all of them."""
+        if not entries:
+            return
         assert self.process is not None
         try:
-            entry.sent = self.process.send(Add(entry.resumption()))
+            number = self.process.send(Add([entry.resumption() for entry in entries]))
         except (TypeError, ValueError, OverflowError) as error:
             # extra_args and kv_transfer_params may hold anything.
-            self.journal.remove(entry.request_id)
-            message = f"The request cannot be sent to the engine process: {described(error)}."
-            self._deliver(refusal_outputs(entry.request, message, "extra_args"))
+            if len(entries) == 1:
+                self._refuse_unsendable(entries[0], error)
+            else:
+                for entry in entries:
+                    self._send([entry])
+        else:
+            for entry in entries:
+                entry.sent = number
+
+    def _refuse_unsendable(self, entry: Entry, error: Exception) -> None:
+        self.journal.remove(entry.request_id)
+        message = f"The request cannot be sent to the engine process: {described(error)}."
+        self._deliver(refusal_outputs(entry.request, message, "extra_args"))
 
     # Commands
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, requests: list[EngineRequest]) -> None:
         if not len(self.journal):
             self.watch.pending_since(monotonic())
-        entry = self.journal.add(request)
-        if entry is None:
-            message = f"A request with id {request.request_id[:80]!r} is already being served."
-            self._deliver(refusal_outputs(request, message, "request_id"))
-        elif self._suspects.any_on_trial or self._probe.running:
+        entries: list[Entry] = []
+        for request in requests:
+            entry = self.journal.add(request)
+            if entry is None:
+                message = f"A request with id {request.request_id[:80]!r} is already being served."
+                self._deliver(refusal_outputs(request, message, "request_id"))
+            else:
+                entries.append(entry)
+        if self._suspects.any_on_trial or self._probe.running:
             self._admit()
         elif self.state == "running":
-            self._send(entry)
+            self._send(entries)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

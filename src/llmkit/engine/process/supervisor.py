@@ -60,9 +60,10 @@ class Supervisor:
             raise event
         return event
 
-    def add(self, request: EngineRequest) -> None:
-        """Take a request over. A refusal comes as outputs. Raises EngineDeadError, EngineClosedError."""
-        self._post(lambda: self._work.add(request))
+    def add(self, requests: Iterable[EngineRequest]) -> None:
+        """Take requests over. A refusal comes as outputs. Raises EngineDeadError, EngineClosedError."""
+        taken = list(requests)
+        self._post(lambda: self._work.add(taken))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests. Unknown ones are ignored."""
