@@ -10,7 +10,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmkit_server.errors import ApiError
-from llmkit_server.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, READER_TIMEOUT_S
+from llmkit_server.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_URL_BYTES, READER_TIMEOUT_S
 
 _RESERVED_FILES = 256
 """File descriptors that connections leave to everything else, such as another start of the engine."""
@@ -18,6 +18,7 @@ _RESERVED_FILES = 256
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
+    414: b"URI Too Long",
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
@@ -94,7 +95,10 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         del msg  # says less
-        self._refuse(ApiError(400, "The request is not valid HTTP."))
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse(ApiError(414, f"Path and query are longer than {MAX_URL_BYTES} bytes."))
+        else:
+            self._refuse(ApiError(400, "The request is not valid HTTP."))
 
     def _await_head(self) -> None:
         self._head_arrived()

@@ -34,6 +34,7 @@ TYPES = {
     408: "RequestTimeoutError",
     409: "ConflictError",
     413: "RequestTooLargeError",
+    414: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
     431: "RequestTooLargeError",
@@ -104,9 +105,9 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.param)
-        case EngineDrainingError():
+        case EngineDrainingError() | EngineClosedError():  # nobody else closes a server's engine
             return ApiError(503, "The server is shutting down.", headers=RETRY_SOON)
-        case EngineDeadError() | EngineClosedError() | EngineOverloadedError():
+        case EngineDeadError() | EngineOverloadedError():
             return ApiError(503, str(error), headers=RETRY_SOON)
         case RequestTimeoutError():
             return ApiError(504, str(error))

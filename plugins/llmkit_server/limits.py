@@ -27,6 +27,9 @@ BODY_TIMEOUT_S = 60.0
 MAX_HEAD_BYTES = 262_144
 """Request line and headers together."""
 
+MAX_URL_BYTES = 65_535
+"""Path and query together; the parser of HTTP takes no more."""
+
 HEAD_TIMEOUT_S = 60.0
 """How long a client may take to send them, from the connection or from their first byte after an answer."""
 

@@ -271,6 +271,20 @@ def test_doctor_judges_for_the_device(llmkit):
     assert rows["attention", "torch"]["usable"]
 
 
+def test_doctor_selects_nothing_where_that_takes_a_model(llmkit, tmp_path):
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--json")
+    assert not [
+        row["name"] for row in json.loads(out) if row["kind"] in ("quantization", "weights") and row["selected"]
+    ]
+    (line,) = [line for line in llmkit("plugins", "doctor", "--device", "cpu")[1].splitlines() if "depends" in line]
+    assert "weights, quantization" in line
+    file = tmp_path / "engine.toml"
+    file.write_text('[model]\nquantization = "int8"\n', encoding="utf-8")
+    _, out, _ = llmkit("plugins", "doctor", "--device", "cpu", "--config", str(file))
+    assert "quantization:int8 (selected)" in out
+    assert "quantization" not in out.splitlines()[-1]
+
+
 def test_doctor_judges_for_a_device_that_is_not_here(llmkit, tmp_path):
     file = tmp_path / "engine.toml"
     file.write_text('[scheduler]\npolicy = "priority"\n', encoding="utf-8")
@@ -350,6 +364,9 @@ def test_dry_run_of_a_shape_loads_nothing(llmkit):
     assert code == 0, err
     assert "Qwen3ForCausalLM" in out
     assert "GiB" in out
+    assert "fcfs: the best of 5 usable ones (rank 10: first come, first served" in out
+    assert "not srtf: fcfs has rank 10, this rank 0: shortest remaining answer first" in out
+    assert "inline: the only usable one" in out
 
 
 def test_bench_on_a_small_shape(llmkit, tmp_path, monkeypatch):

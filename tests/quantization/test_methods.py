@@ -101,6 +101,7 @@ Q8 = {"linear": frozenset({"Q8_0"}), "embedding": frozenset({"Q8_0"}), "lm_head"
 def test_auto_takes_a_method_that_changes_nothing(name: str, stored: dict[str, frozenset[str]]) -> None:
     assert build(name).support(stored).score > NoQuantization().support(stored).score
     assert build(name).support(stored).reasons == ()
+    assert " and ".join(sorted(stored["linear"])) in build(name).support(stored).grounds
     finer = stored | {"embedding": frozenset({"Q6_K"})}
     assert "embedding weights stored as Q6_K" in build(name).support(finer).reasons[0]
     assert build(name, lm_head="none").support(finer).reasons == ()

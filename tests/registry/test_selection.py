@@ -89,12 +89,12 @@ def test_auto_any_takes_the_highest_rank_and_says_why_not_the_others(site: Any, 
     registry = Registry.discover(PluginsConfig(auto="any"))
     assert registry.create("scheduler", "auto", cpu).made_by == "llmkit_best"
     selection = registry.selections[-1]
-    assert selection.reason == "the best usable one (rank 1000)"
+    assert selection.reason == "the best of 6 usable ones (rank 1000: x)"
     assert selection.rejected["llmkit_shy"] == "it is used only when named"
     assert "no-such-library" in selection.rejected["llmkit_needy"]
     assert "ValueError: no" in selection.rejected["llmkit_broken"]
     assert "OSError: full" in selection.rejected["llmkit_failing"]
-    assert "llmkit_best has rank 1000" in selection.rejected["fcfs"]
+    assert selection.rejected["fcfs"].startswith("llmkit_best has rank 1000, this rank 10: first come, first served")
 
 
 def test_auto_prefers_score_then_rank_then_built_in_then_name(site: Any, cpu: Any) -> None:

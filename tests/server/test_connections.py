@@ -143,6 +143,18 @@ def test_a_head_without_end(listen, head):
     assert listen(use)[0] == 431
 
 
+@pytest.mark.parametrize("line", [b"GET /" + b"y" * 100_000, b"GET /health?" + b"y" * 65_536])
+def test_a_request_line_that_is_too_long(listen, line):
+    async def use(connect):
+        reader, writer = await connect()
+        writer.write(line + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        result = await refused(reader)
+        writer.close()
+        return result
+
+    assert listen(use) == (414, "Path and query are longer than 65535 bytes.")
+
+
 def test_a_large_body_after_its_answer_is_no_head(listen):
     async def use(connect):
         reader, writer = await connect()

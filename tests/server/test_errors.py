@@ -107,6 +107,8 @@ def test_bodies_that_are_no_json_object(served, refusal, path, data):
         ({"user": "u" * 5000}, "user"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"kv_transfer_params": 1}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"a": [10**30]}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"a": -(10**30)}}, "kv_transfer_params"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template": "{% if"}, "chat_template"),
         ({"chat_template": 5}, "chat_template"),

@@ -155,6 +155,7 @@ def test_sigterm_while_a_grammar_is_compiled_without_end(compiles, tmp_path):
     assert all(is_gone(other) for other in others)
     assert answer.result().status_code == 503
     assert answer.result().json()["error"]["code"] == 503
+    assert answer.result().json()["error"]["message"] == "The server is shutting down."
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert list((tmp_path / "tmp").iterdir()) == []
 

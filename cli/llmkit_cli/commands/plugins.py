@@ -176,7 +176,8 @@ def doctor(
     registry = Registry.discover(config.plugins)
     # What would work on a GPU can be asked on a machine that has none; its compute capability is then unknown.
     environment = detect_environment(device if device == "cuda" else resolve_device(device))
-    rows = registry.doctor(environment, choices_of(config))
+    choices = choices_of(config)
+    rows = registry.doctor(environment, choices)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -192,3 +193,6 @@ def doctor(
             typer.echo(f"      {row.hint}")
         if row.faults:
             typer.secho(f"      {row.faults.describe()}", fg=typer.colors.YELLOW)
+    undecided = [kind.name for kind in KINDS if kind.auto_by_model and kind.name not in choices]
+    if undecided:
+        typer.echo(f"What auto takes depends on the model for {', '.join(undecided)}: see serve MODEL --dry-run.")

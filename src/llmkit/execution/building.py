@@ -128,7 +128,8 @@ def judge_of(queries: Sequence[AttentionQuery]) -> Callable[[object], Support]:
     def judge(backend: object) -> Support:
         answers = [cast("AttentionBackend", backend).support(query) for query in queries]
         reasons = dict.fromkeys(reason for answer in answers for reason in answer.reasons)
-        return Support(min((answer.score for answer in answers), default=0), tuple(reasons))
+        worst = min(answers, key=lambda answer: answer.score, default=Support())
+        return Support(worst.score, tuple(reasons), worst.grounds)
 
     return judge
 

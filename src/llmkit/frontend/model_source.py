@@ -113,7 +113,7 @@ def _choose_format(
 
     def judge(candidate: WeightsFormat) -> Support:
         if candidate.recognises(path):
-            return Support(score=1)
+            return Support(score=1, grounds=f"{path.name} is in this format")
         return Support(reasons=(f"{path} is not in this format",))
 
     try:

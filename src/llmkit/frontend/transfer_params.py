@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from llmkit.errors import InvalidRequestError, described
 
 MAX_CHARS = 1 << 20
@@ -15,7 +17,8 @@ MAX_CHARS = 1 << 20
 def checked_transfer_params(value: Any) -> dict[str, Any] | None:
     """A copy of `value`. What its fields mean is the connector's to check.
 
-    Raises InvalidRequestError if it is not a JSON object, or too long a one."""
+    Raises InvalidRequestError if it is not a JSON object, too long a one, or one with integers of more than 64 bits,
+    which no message to an engine process can hold."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -27,6 +30,10 @@ def checked_transfer_params(value: Any) -> dict[str, Any] | None:
     if len(text) > MAX_CHARS:
         raise _refused(f"it has {len(text)} characters, and may have {MAX_CHARS}")
     copy: dict[str, Any] = json.loads(text)
+    try:
+        msgspec.msgpack.encode(copy)
+    except OverflowError:
+        raise _refused("it has an integer of more than 64 bits") from None
     return copy
 
 

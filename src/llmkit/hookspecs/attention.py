@@ -37,10 +37,12 @@ class AttentionQuery:
 
 @dataclass(frozen=True)
 class Support:
-    """Answer to an AttentionQuery: usable if `reasons` (why not) is empty; "auto" takes the highest `score`."""
+    """Answer to an AttentionQuery: usable if `reasons` (why not) is empty; "auto" takes the highest `score`. grounds:
+    what the score is given for, in words that people read where the choice is explained."""
 
     score: int = 0
     reasons: tuple[str, ...] = ()
+    grounds: str = ""
 
 
 @dataclass(frozen=True)

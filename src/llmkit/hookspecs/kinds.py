@@ -119,6 +119,7 @@ KINDS: tuple[PluginKind, ...] = (
         (quantization.llmkit_quantization,),
         "model.quantization",
         "--quantization",
+        auto_by_model=True,
     ),
     PluginKind(
         "tool_parser",

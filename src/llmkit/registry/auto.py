@@ -40,6 +40,12 @@ class Contender:
         score = f"score {self.support.score}, " if self.support.score else ""
         return f"{score}rank {self.plugin.info.rank}"
 
+    @property
+    def described(self) -> str:
+        """Its standing, and what speaks for it: the grounds of its score or, without those, what it is."""
+        words = self.support.grounds or self.plugin.info.summary
+        return f"{self.standing}: {words}" if words else self.standing
+
 
 def preference(plugin: LoadedPlugin) -> tuple[int, bool, str]:
     """Sorts the best first where nothing was judged: rank, llmkit's own before others, name."""
@@ -58,9 +64,9 @@ def judged(judge: Judge | None, built: Any) -> Support:
 
 def choose_best(
     registry: Registry, kind: str, environment: Environment, judge: Judge | None, arguments: Mapping[str, Any]
-) -> tuple[Contender, dict[str, str]]:
-    """The best plugin with its object, and name → reason for every other. Without `judge`, plugins are built best
-    first until one is; with it, all are built and judged.
+) -> tuple[Contender, str, dict[str, str]]:
+    """The best plugin with its object, why it is that, and name → reason for every other. Without `judge`, plugins are
+    built best first until one is; with it, all are built and judged.
 
     Raises PluginError with every reason if none is usable, ConfigError for bad options of a candidate.
     """
@@ -85,8 +91,9 @@ def choose_best(
         raise _nothing_usable(registry, kind, rejected)
     best, *others = sorted(contenders, key=lambda contender: contender.order)
     for other in others:
-        rejected[other.plugin.row.name] = f"{other.standing}; {best.plugin.row.name} has {best.standing}"
-    return best, rejected
+        rejected[other.plugin.row.name] = f"{best.plugin.row.name} has {best.standing}, this {other.described}"
+    place = f"best of {len(contenders)} usable ones" if others else "only usable one"
+    return best, f"the {place} ({best.described})", rejected
 
 
 def candidates(registry: Registry, kind: str, environment: Environment) -> tuple[list[LoadedPlugin], dict[str, str]]:

@@ -204,8 +204,8 @@ class Registry:
         """
         self._before_create(kind)
         if choice == "auto":
-            best, rejected = choose_best(self, kind, environment, judge, hook_arguments)
-            self._record(best.plugin, "auto", f"the best usable one ({best.standing})", rejected)
+            best, reason, rejected = choose_best(self, kind, environment, judge, hook_arguments)
+            self._record(best.plugin, "auto", reason, rejected)
             return best.built
         plugin = self.load(kind, choice)
         problems = plugin.problems(environment)

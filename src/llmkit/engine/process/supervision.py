@@ -213,7 +213,7 @@ class Supervision:
         try:
             number = self.process.send(Add([entry.resumption() for entry in entries]))
         except (TypeError, ValueError, OverflowError) as error:
-            # extra_args and kv_transfer_params may hold anything.
+            # extra_args may hold anything.
             if len(entries) == 1:
                 self._refuse_unsendable(entries[0], error)
             else:
