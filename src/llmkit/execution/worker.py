@@ -11,6 +11,7 @@ import torch
 
 from llmkit.errors import EngineClosedError, OutOfMemoryError, described
 from llmkit.execution.building import DTYPES, BuiltModel, build_model
+from llmkit.execution.compiling import compile_ahead
 from llmkit.execution.connector_half import worker_transfers
 from llmkit.execution.fingerprint import WeightsChecksum, kv_fingerprint
 from llmkit.execution.freeing import give_back_memory, keep_freed_memory, return_freed_memory
@@ -118,6 +119,7 @@ class Worker:
             )
             self._runner.warm_up()
         if self._device.type == "cpu":
+            compile_ahead(self._runner, self._setup, layout)
             itemsize = DTYPES[self._setup.config.model.dtype].itemsize
             make_ready(self._built, self._setup.config, itemsize, self._runner.kv)
         self._transfers = worker_transfers(self._setup, self._fingerprint, layout, self._runner.kv_caches)

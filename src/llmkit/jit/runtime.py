@@ -37,6 +37,7 @@ _lock = threading.RLock()
 _parallel: Callable[..., None] | None = None
 _barrier = 0
 _loaded = False
+_sources: set[str] = set()
 
 
 def load() -> None:
@@ -91,10 +92,11 @@ def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...
     load()
     import numba
 
+    _sources.update([function.__code__.co_filename, *(str(module.__file__) for module in helpers)])
     signature = numba.types.void(numba.types.CPointer(numba.types.int64))
     options = {"error_model": "numpy", "fastmath": False}
     with _lock:
-        folder = _cache_path(helpers)
+        folder = cache_path(helpers)
         if folder is not None:
             before = numba.config.CACHE_DIR
             numba.config.CACHE_DIR = str(folder)
@@ -107,8 +109,13 @@ def compile_kernel(function: Callable[..., None], helpers: tuple[ModuleType, ...
         return Kernel(numba.cfunc(signature, **options)(function))
 
 
-def _cache_path(helpers: tuple[ModuleType, ...]) -> Path | None:
-    """The folder for the kernel's code, or None if nothing can be written there.
+def source_files() -> frozenset[str]:
+    """The files of the kernels that this process has compiled or loaded."""
+    return frozenset(_sources)
+
+
+def cache_path(helpers: tuple[ModuleType, ...] = ()) -> Path | None:
+    """The folder for the code of kernels with such helpers, or None if nothing can be written there.
 
     Operations and helpers are inlined in a kernel, but numba only watches the file of the kernel itself: a folder
     named by the content of the files that define them keeps stale code out.
