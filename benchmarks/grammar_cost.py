@@ -2,10 +2,10 @@
 
     python benchmarks/grammar_cost.py MODEL [--engines guidance,outlines] [--json FILE]
 
-MODEL is a folder or GGUF file, of which only the tokenizer is read. Compiling is `compile` and `load` together, the
-least of three, after `warm_up`; a mask is `fill_bitmask` at each token of a fixed text, and `accept` of that token: the
-median of the second time that the text is gone through, the greatest of both times. Prints a table; "refused" where the
-engine cannot express the request.
+MODEL is a folder or GGUF file, of which only the tokenizer is read. Compiling is `compile` and `load` together by one
+compiler, the least of three, after `warm_up`; a mask is `fill_bitmask` at each token of a fixed text, and `accept` of
+that token: the median of the second time that the text is gone through, the greatest of both times. Prints a table;
+"refused" where the engine cannot express the request.
 """
 
 from __future__ import annotations

@@ -26,12 +26,14 @@ Words = np.ndarray[Any, np.dtype[np.int32]]
 
 class XGrammarCompiler(GrammarCompiler):
     """What `xgrammar_source` can write. Compiled grammars can be sent, but that takes longer than to compile them: the
-    source travels, and the library compiles it again with the interpreter free."""
+    source travels, and the library compiles it again with the interpreter free. Where it was compiled, to be tried, it
+    is not compiled again."""
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
         self._vocabulary = vocabulary
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._lock = Lock()
+        self._tried: tuple[Source, xgrammar.CompiledGrammar] | None = None
 
     def problems(self, request: GrammarRequest) -> list[str]:
         try:
@@ -48,12 +50,14 @@ class XGrammarCompiler(GrammarCompiler):
             source = source_of(request)
         except UnsupportedRequest as reason:
             raise invalid([str(reason)]) from None
-        self._compiled(source)
+        self._tried = source, self._compiled(source)
         return json.dumps([source.notation, source.text]).encode()
 
     def load(self, request: GrammarRequest, compiled: bytes) -> CompiledGrammar:  # noqa: ARG002 - it is all in `compiled`
-        notation, text = json.loads(compiled)
-        return CompiledXGrammar(self._compiled(Source(notation, text)), self._vocabulary.stop_token_id, self._text)
+        source = Source(*json.loads(compiled))
+        tried, self._tried = self._tried, None
+        made = tried[1] if tried is not None and tried[0] == source else self._compiled(source)
+        return CompiledXGrammar(made, self._vocabulary.stop_token_id, self._text)
 
     @cached_property
     def _text(self) -> Words:

@@ -230,3 +230,18 @@ def test_what_is_released_is_gone_and_a_state_that_is_left_goes_on(
     assert accepts(state, tokens_of("yes", vocabulary))
     with pytest.raises(AttributeError):
         compiled.start()
+
+
+def test_what_was_compiled_is_loaded_here_without_being_compiled_again(
+    vocabulary: TokenVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compile process tries what it has compiled: an enum of 20 000 took it twice as long, and met its limit."""
+    compiler = XGrammarCompiler(vocabulary)
+    compiled = []
+    once = compiler._compiled
+    monkeypatch.setattr(compiler, "_compiled", lambda source: compiled.append(source) or once(source))
+    requests = [GrammarRequest("choice", json.dumps([text])) for text in ("yes", "no")]
+    data = [compiler.compile(request) for request in requests]
+    for request, one, word in zip(requests[::-1], data[::-1], ("no", "yes"), strict=True):
+        assert accepts(compiler.load(request, one).start(), tokens_of(word, vocabulary))
+    assert [source.text.split()[-1] for source in compiled] == ['"yes"', '"no"', '"yes"']
