@@ -56,6 +56,26 @@ def _lane(row_ptr, index, size):
 
 
 @triton.jit
+def _rough(part, lane: tl.constexpr, word, EXACT: tl.constexpr):
+    """Of one lane's entries of a part: (scores about as they are, those of them that certainly may be drawn)."""
+    row_ptr, index, size, peak, inverse, log_min_p = part
+    scaled = (_lane(row_ptr, index + lane, size) - peak) * inverse
+    rough = scaled + rough_gumbel(word, EXACT)
+    return rough, tl.where(scaled >= log_min_p + _MARGIN, rough, float("-inf"))
+
+
+@triton.jit
+def _bit(rough, bound, bit: tl.constexpr):
+    """`bit` where a score could be the best, or is no number."""
+    return tl.where(rough < bound, 0, bit)
+
+
+@triton.jit
+def _both(one, other):
+    return one | other
+
+
+@triton.jit
 def score_kernel(
     logits_ptr, best_ptr, value_ptr, index_ptr, seeds_ptr, positions_ptr, temperatures_ptr, min_p_ptr,
     row_stride, size, span, BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
@@ -82,13 +102,18 @@ def score_kernel(
             if not ((tl.max(highest, 0) - peak) * inverse + MOST_NOISE < bound):
                 zero = tl.zeros((BLOCK,), tl.uint32)
                 words = tl.philox(seed, counter.to(tl.uint32), zero + position.to(tl.uint32), zero, zero)
-                near = tl.zeros((BLOCK,), tl.int32)
+                # What certainly may be drawn bounds the others, those of this block too.
+                part_of = (row_ptr, counter * 4, size, peak, inverse, log_min_p)
+                rough0, sure0 = _rough(part_of, 0, words[0], EXACT)
+                rough1, sure1 = _rough(part_of, 1, words[1], EXACT)
+                rough2, sure2 = _rough(part_of, 2, words[2], EXACT)
+                rough3, sure3 = _rough(part_of, 3, words[3], EXACT)
+                sure = tl.maximum(tl.maximum(sure0, sure1), tl.maximum(sure2, sure3))
+                bound = tl.maximum(bound, tl.max(sure, 0) - _MARGIN)
+                near = _bit(rough0, bound, 1) | _bit(rough1, bound, 2) | _bit(rough2, bound, 4) | _bit(rough3, bound, 8)
+                lanes = tl.reduce(near, 0, _both)
                 for lane in tl.static_range(4):
-                    scaled = (_lane(row_ptr, counter * 4 + lane, size) - peak) * inverse
-                    rough = scaled + rough_gumbel(words[lane], EXACT)
-                    near |= 1 - (rough < bound).to(tl.int32)  # also where it is no number
-                if tl.max(near, 0) > 0:
-                    for lane in tl.static_range(4):
+                    if (lanes >> lane) & 1 > 0:
                         index = counter * 4 + lane
                         scaled = tl.div_rn(_lane(row_ptr, index, size) - peak, temperature)
                         score = scaled + gumbel(words[lane], EXACT)
