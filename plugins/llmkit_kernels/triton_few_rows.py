@@ -57,6 +57,23 @@ def _ask_for(weight_ptr, row, k, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _silu_of_half(result, OWN: tl.constexpr, BLOCK_M: tl.constexpr, TYPE: tl.constexpr):
+    """SiLU of the first OWN of 2 * OWN rows, times the others: float32 [OWN, BLOCK_M]."""
+    halves = tl.reshape(result.to(TYPE).to(tl.float32), (2, OWN, BLOCK_M))
+    gate, up = tl.split(tl.permute(halves, (1, 2, 0)))
+    return (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32) * up  # rounded where the reference rounds
+
+
+@triton.jit
+def _store(result, out_ptr, bias_ptr, out_row, token, rows, n, BIASED: tl.constexpr):
+    """result float32 [out_row, token] to out [rows, n], with the bias."""
+    if BIASED:
+        result += tl.load(bias_ptr + out_row, mask=out_row < n, other=0.0).to(tl.float32)[:, None]
+    out = out_ptr + (token * n)[None, :] + out_row[:, None]
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=(out_row < n)[:, None] & (token < rows)[None, :])
+
+
+@triton.jit
 def few_rows_kernel(
     x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr, total_ptr, rows, n, k, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
@@ -66,17 +83,15 @@ def few_rows_kernel(
     """x, residual, total [rows, k], weight [n, k] or, GATED, [2 * n, k], out [rows, n], all dense; rows <= BLOCK_M.
 
     NORMED: x + residual goes to total, and the product is with its norm. GATED: out is SiLU of the product with the
-    first half of the weight, times that with the second. EVEN: k is a multiple of BLOCK_K. PARTS: warps. EARLY: see
-    `triton_chain`; ASKS: then the weight is asked for first.
+    weight's first half, times that with its second. EVEN: k is a multiple of BLOCK_K. EARLY: see `triton_chain`.
     """
     own: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     first = tl.program_id(0) * own
     lane = tl.arange(0, BLOCK_N)
-    weight_row = first + lane
     if GATED:
         weight_row = tl.minimum(first + lane % own, n - 1) + lane // own * n
     else:
-        weight_row = tl.minimum(weight_row, n - 1)
+        weight_row = tl.minimum(first + lane, n - 1)
     weight_row *= k
     if EARLY:
         if ASKS:
@@ -116,14 +131,8 @@ def few_rows_kernel(
         result *= (1.0 / tl.sqrt_rn(tl.sum(squares, 0) / k + eps))[None, :]
     out_row = first + tl.arange(0, own)
     if GATED:
-        halves = tl.reshape(result.to(kind).to(tl.float32), (2, own, BLOCK_M))
-        gate, up = tl.split(tl.permute(halves, (1, 2, 0)))
-        silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)  # rounded where the reference rounds
-        result = silu * up
-    if BIASED:
-        result += tl.load(bias_ptr + out_row, mask=out_row < n, other=0.0).to(tl.float32)[:, None]
-    out = out_ptr + (token * n)[None, :] + out_row[:, None]
-    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=(out_row < n)[:, None] & (token < rows)[None, :])
+        result = _silu_of_half(result, own, BLOCK_M, kind)
+    _store(result, out_ptr, bias_ptr, out_row, token, rows, n, BIASED)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
