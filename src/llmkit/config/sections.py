@@ -154,7 +154,11 @@ class StructuredConfig(Section):
         default="auto", description="Grammar plugin; auto: for each request the best one that can express it."
     )
     compile_timeout_s: float = Field(
-        default=10.0, gt=0, le=3600, description="Longest that a grammar may take to compile, in seconds."
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="Longest that a grammar may take to compile, in seconds of processor time; "
+        "three times that by the clock.",
     )
     compile_wait_s: float | None = Field(
         default=None,
