@@ -78,6 +78,7 @@ def test_it_answers_any_question_with_reasons(claims: Claims) -> None:
         support = asked.support(case.layer, case.dtype, case.kv_dtype)
         assert isinstance(support, Support), f"support() returned a {type(support).__name__} for {case}"
         assert isinstance(support.score, int), f"the score for {case} is {support.score!r}, not a whole number"
+        assert isinstance(support.grounds, str), f"the grounds for {case} are {support.grounds!r}, not a text"
         assert isinstance(support.reasons, tuple), f"the reasons for {case} are a {type(support.reasons).__name__}"
         for reason in support.reasons:
             assert isinstance(reason, str), f"a reason against {case} is {reason!r}, not a sentence"

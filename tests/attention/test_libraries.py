@@ -1,0 +1,150 @@
+"""The backends around attention libraries, without them: the suite under Triton's interpreter with libraries of the
+same names in plain torch, and what the front doors say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmkit.hookspecs import Environment
+from llmkit.hookspecs.attention import AttentionQuery
+from llmkit.registry import Registry, loading
+from llmkit_attention import flash_attn_backend, flash_attn_paged, flashinfer_backend, flashinfer_paged
+
+GPU = Environment(device_type="cuda", compute_capability=(9, 0))
+QUERY = AttentionQuery("cuda", (9, 0), torch.bfloat16, torch.bfloat16, 32, 8, 128)
+HERE = Path(__file__).parent
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.mark.parametrize("name", ["FlashInfer", "FlashAttn"])
+def test_the_suite_with_a_stand_in_for_the_library(name: str) -> None:
+    variables = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE / "fakes"))),
+    }
+    variables.pop("PYTEST_ADDOPTS", None)
+    flags = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", f"--llmkit-conformance=attention:library_doors:{name}"]
+    command = [sys.executable, "-m", "pytest", *flags]
+    done = subprocess.run(command, env=variables, cwd=HERE.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    counted = re.search(r"(\d+) passed", done.stdout)
+    assert counted, done.stdout
+    assert int(counted[1]) >= 38, "checks of the suite were skipped"
+
+
+@pytest.mark.parametrize(
+    ("door", "module", "hint"),
+    [
+        (flashinfer_paged, "flashinfer", "llmkit[flashinfer]"),
+        (flash_attn_paged, "flash_attn", "llmkit[flash-attn]"),
+    ],
+)
+def test_problems(door: Any, module: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Environment, "has_module", lambda *_: True)
+    assert door.llmkit_problems(GPU) == []
+    assert door.llmkit_problems(replace(GPU, compute_capability=None)) == []  # judged without a GPU
+    (problem,) = door.llmkit_problems(Environment())
+    assert "needs a CUDA GPU" in problem
+    (problem,) = door.llmkit_problems(replace(GPU, compute_capability=(7, 5)))
+    assert "7.5" in problem
+    monkeypatch.setattr(Environment, "has_module", lambda _, name: name != module)
+    (problem,) = door.llmkit_problems(GPU)
+    assert f"pip install '{hint}'" in problem
+
+
+def test_flash_attention_has_no_paged_cache_on_other_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Environment, "has_module", lambda *_: True)
+    assert flash_attn_paged.llmkit_problems(replace(GPU, compute_capability=(10, 0))) == []
+    for capability in ((8, 0), (8, 9), (12, 0)):
+        (problem,) = flash_attn_paged.llmkit_problems(replace(GPU, compute_capability=capability))
+        assert "9.x and 10.x" in problem
+
+
+def test_flashinfer_needs_a_compiler_or_compiled_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Environment, "has_module", lambda _, name: name != "flashinfer_jit_cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (problem,) = flashinfer_paged.llmkit_problems(GPU)
+    assert "nvcc" in problem
+    monkeypatch.setattr(Environment, "has_module", lambda *_: True)
+    assert flashinfer_paged.llmkit_problems(GPU) == []
+    monkeypatch.setattr(Environment, "has_module", lambda _, name: name != "flashinfer_jit_cache")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    assert flashinfer_paged.llmkit_problems(GPU) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"device_type": "cpu", "compute_capability": None}, "not on cpu"),
+        ({"compute_capability": (7, 0)}, "7.0"),
+        ({"head_size": 80}, "head size 80"),
+        ({"kv_dtype": torch.float16}, "float16"),
+        ({"dtype": torch.float32, "kv_dtype": torch.float32}, "float32"),
+        ({"num_heads": 33}, "33 query heads"),
+    ],
+)
+@pytest.mark.parametrize("door", [flashinfer_paged, flash_attn_paged])
+def test_they_say_what_they_cannot_do(door: Any, changes: dict[str, Any], part: str) -> None:
+    backend = door.llmkit_attention_backend(door.info.options())
+    assert any(part in reason for reason in backend.support(replace(QUERY, **changes)).reasons)
+    assert backend.support(QUERY).reasons == ()
+
+
+def test_building_them_imports_no_library() -> None:
+    """`auto` builds all that may be chosen."""
+    program = (
+        "import sys, llmkit_attention.flashinfer_paged as a, llmkit_attention.flash_attn_paged as b\n"
+        "assert 'torch' not in sys.modules\n"
+        "for door in (a, b): door.llmkit_attention_backend(door.info.options())\n"
+        "assert not {'flashinfer', 'flash_attn'} & set(sys.modules)\n"
+    )
+    variables = os.environ | {"PYTHONPATH": str(HERE / "fakes")}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_auto_goes_by_what_was_measured_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every library installed."""
+    monkeypatch.setattr(Environment, "has_module", lambda *_: True)
+    monkeypatch.setattr(loading, "missing_requirements", lambda _: [])
+
+    def chosen(environment: Environment, query: AttentionQuery) -> Any:
+        registry = Registry.discover()
+        registry.create("attention", "auto", environment, judge=lambda backend: backend.support(query))
+        return registry.selections[-1]
+
+    def on(capability: tuple[int, int], **changes: Any) -> Any:
+        return chosen(
+            replace(GPU, compute_capability=capability), replace(QUERY, compute_capability=capability, **changes)
+        )
+
+    hopper = on((9, 0))
+    assert hopper.name == "flash_attn"
+    assert flash_attn_backend.PREFERENCE[1] in hopper.reason
+    assert flashinfer_backend.GROUNDS in hopper.rejected["flashinfer"]
+    assert on((9, 0), head_size=80).name == "triton"
+    assert on((9, 0), dtype=torch.float32, kv_dtype=torch.float32).name == "triton"
+    blackwell = on((10, 0))
+    assert blackwell.name == "triton"
+    assert "not measured on this GPU" in blackwell.rejected["flash_attn"]
+    ampere = on((8, 0))
+    assert ampere.name == "triton"
+    assert "9.x and 10.x" in ampere.rejected["flash_attn"]
