@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit_attention.cache_types import held_as
 
 _QUERY_CHUNK = 256  # queries whose scores are held at once
 
@@ -70,7 +71,7 @@ class TorchAttention(AttentionBackend):
     ) -> torch.Tensor:
         for part, new in ((0, key), (1, value)):
             written = new[: metadata.rows[-1].stop] if metadata.tokens is None else new[metadata.tokens]
-            kv_cache[metadata.pages, part, :, metadata.offsets] = written.to(kv_cache.dtype)
+            kv_cache[metadata.pages, part, :, metadata.offsets] = held_as(written, kv_cache.dtype)
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         for index, row in enumerate(metadata.rows):
             for start in range(row.start, row.stop, _QUERY_CHUNK):

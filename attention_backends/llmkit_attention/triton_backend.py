@@ -18,11 +18,13 @@ from llmkit.hookspecs.attention import (
     SharedPrefixes,
     Support,
 )
+from llmkit_attention.cache_types import held_as
 from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_launch import PreparedLaunch
 from llmkit_attention.triton_prefix import UNIT
 from llmkit_attention.triton_prepare import (
     ARITHMETIC,
+    FLOAT8,
     INTERPRETED,
     Attend,
     OfStep,
@@ -30,6 +32,7 @@ from llmkit_attention.triton_prepare import (
     PrefixMemory,
     attention_launches,
     padded,
+    product_dtype,
 )
 from llmkit_attention.triton_schedule import IntArray, Launch, LayerShape, TileChoice, launches, prefix_launch
 from llmkit_attention.triton_tiles import MAX_HEAD_SIZE, Device, QueryClass, Tile, tile_for
@@ -74,10 +77,13 @@ class TritonAttention(AttentionBackend):
             reasons.append(f"runs on a CUDA GPU, not on {query.device_type}")
         capability = query.compute_capability
         if capability is not None and capability < (8, 0):
-            reasons.append(f"needs compute capability 8.0; the GPU has {capability[0]}.{capability[1]}")
-        for what, dtype in (("model", query.dtype), ("KV cache", query.kv_dtype)):
-            if dtype not in ARITHMETIC:
-                reasons.append(f"the {what}'s type {dtype} is not float32, bfloat16 or float16")
+            reasons.append(f"needs compute capability 8.0; the GPU has {_dotted(capability)}")
+        if query.dtype not in ARITHMETIC:
+            reasons.append(f"the model's type {query.dtype} is not float32, bfloat16 or float16")
+        if query.kv_dtype not in (*ARITHMETIC, FLOAT8):
+            reasons.append(f"the KV cache's type {query.kv_dtype} is not float32, bfloat16, float16 or {FLOAT8}")
+        elif query.kv_dtype == FLOAT8 and capability is not None and (8, 0) <= capability < (8, 9):
+            reasons.append(f"a cache of {FLOAT8} needs compute capability 8.9; the GPU has {_dotted(capability)}")
         if not 1 <= query.head_size <= MAX_HEAD_SIZE:
             reasons.append(f"head size {query.head_size} is larger than {MAX_HEAD_SIZE}")
         if query.num_heads % query.num_kv_heads:
@@ -112,7 +118,7 @@ class TritonAttention(AttentionBackend):
         if metadata.slot_mapping.shape[0]:
             key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
             if INTERPRETED:  # the interpreter cuts bfloat16 off instead of rounding
-                key, value = key.to(kv_cache.dtype), value.to(kv_cache.dtype)
+                key, value = (held_as(x, kv_cache.dtype) for x in (key, value))
             with _on(key):
                 self._write(key, value, kv_cache, metadata)
         return self.attend(layer, query, kv_cache, metadata)
@@ -195,7 +201,7 @@ class TritonAttention(AttentionBackend):
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan
     ) -> tuple[LayerShape, TileChoice, Device]:
         """What launches are scheduled by."""
-        itemsize = 4 if dtype != kv_dtype else dtype.itemsize
+        itemsize = product_dtype(dtype, kv_dtype).itemsize
         shape = LayerShape(
             layer.num_kv_heads,
             layer.num_heads // layer.num_kv_heads,
@@ -214,6 +220,10 @@ class TritonAttention(AttentionBackend):
 def _usable(prefixes: SharedPrefixes | None, layer: AttentionLayer) -> SharedPrefixes | None:
     """With a window, rows see different parts of what they share."""
     return prefixes if layer.sliding_window is None else None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:

@@ -20,7 +20,10 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels are interpreted on the host; settled when this module is imported."""
 
 ARITHMETIC = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""Types of models and caches, and what products are computed in if both have the same."""
+"""Types of models, and of caches beside FLOAT8, and what products are computed in if both have the same."""
+
+FLOAT8 = torch.float8_e4m3fn
+"""What a cache may have besides: all its numbers are numbers of the other types too."""
 
 _LOG2E = 1.4426950408889634
 _COMBINED_SPLITS = 16  # splits that the combining kernel loads at once
@@ -253,8 +256,12 @@ def _folded(layer: AttentionLayer) -> tuple[float, float]:
     return 2 * _LOG2E * layer.scale / layer.soft_cap, layer.soft_cap * _LOG2E
 
 
+def product_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:
+    """What products are computed in for a model and a cache of these types."""
+    return dtype if kv_dtype in (dtype, FLOAT8) else torch.float32
+
+
 def _arithmetic(dtype: torch.dtype, kv_dtype: torch.dtype) -> tl.dtype:
-    """What products are computed in. The interpreter multiplies the bit patterns of bfloat16, so not there."""
-    if dtype != kv_dtype or (INTERPRETED and dtype == torch.bfloat16):
-        return tl.float32
-    return ARITHMETIC[dtype]
+    """`product_dtype` for kernels. The interpreter multiplies the bit patterns of bfloat16, so not there."""
+    product = product_dtype(dtype, kv_dtype)
+    return tl.float32 if INTERPRETED and product == torch.bfloat16 else ARITHMETIC[product]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmkit.jit.float8 import widened
+
 
 @triton.jit
 def _pages(table_ptr, page_shift, start, lowest, highest, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
@@ -102,7 +104,7 @@ def fold_keys(
         # One block ahead: were it loaded where it is needed, Triton would spend half of the pipeline's stages on it.
         page = _pages(table_ptr, page_shift, start + BLOCK_N, lowest, tl.minimum(highest, end), BLOCK_N, PAGE)
         key, value = _load_block(cell, part_stride, touched, HEAD_SIZE, BLOCK_D, MASKED)
-        scores = _scores(query, key.to(COMPUTE), factor, cap, CAPPED, FOLDED)
+        scores = _scores(query, widened(key, COMPUTE), factor, cap, CAPPED, FOLDED)
         if MASKED:
             visible = touched[None, :] & (key_position[None, :] <= position[:, None])
             if WINDOWED:
@@ -111,7 +113,7 @@ def fold_keys(
         weights, fade, peak = _weights(scores, peak, factor, FOLDED, MASKED)
         total = total * fade + tl.sum(weights, 1)
         acc = acc * fade[:, None]
-        acc = tl.dot(weights.to(COMPUTE), value.to(COMPUTE), acc, input_precision="ieee")
+        acc = tl.dot(weights.to(COMPUTE), widened(value, COMPUTE), acc, input_precision="ieee")
     return acc, total, peak
 
 

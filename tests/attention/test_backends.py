@@ -49,6 +49,21 @@ def test_the_conformance_suite_passes(backend: AttentionBackend) -> None:
     assert check_attention_backend(backend) == 2 * len(SHAPES)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keys_and_values_too_large_for_an_8_bit_cache(dtype: torch.dtype) -> None:
+    """They become its largest number; NaN stays, so that a faulty row is still seen."""
+    backend = importlib.import_module("llmkit_attention.torch_reference").llmkit_attention_backend()
+    layer = AttentionLayer(0, 1, 1, 16, 0.25)
+    run = AttentionTrial(backend, layer, 16, dtype, torch.float8_e4m3fn)
+    key = torch.ones(4, 1, 16, dtype=dtype)
+    key[:, 0, :5] = torch.tensor([500.0, -1e4, float("inf"), 448.0, float("nan")], dtype=dtype)
+    backend.forward(layer, torch.ones_like(key), key, 2 * key, run.cache, backend.plan(run.pool.step([(0, 4)])))
+    page = run.pool.tables[0][0]
+    for part in run.cache[page, :, 0, 0]:
+        assert part[:4].float().tolist() == [448, -448, 448, 448]
+        assert part[4].isnan()
+
+
 @pytest.mark.parametrize("fault", ["drops the window", "forgets the cap", "reads one key too many", "wrong type"])
 def test_the_conformance_suite_sees_a_fault(fault: str) -> None:
     backend = importlib.import_module("llmkit_attention.torch_reference").llmkit_attention_backend()

@@ -126,6 +126,21 @@ class TestOnAGPU:
             graph.replay()
             torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+    def test_an_8_bit_cache(self, head_size: int, dtype: torch.dtype) -> None:
+        """Decodes, chunks that fit a small tile, prompts, split rows; numbers too large for the cache."""
+        from llmkit_attention.triton_backend import TritonAttention
+
+        layer = AttentionLayer(0, 8, 2, head_size, head_size**-0.5)
+        run = AttentionTrial(TritonAttention(), layer, 16, dtype, torch.float8_e4m3fn, "cuda")
+        for rows in (((0, 500), (2, 9)), ((0, 1), (1, 3), (2, 1)), ((1, 1), (0, 1)), ((0, 60), (1, 1))):
+            assert run.step(rows) < TOLERANCE[dtype]
+        query, key = torch.ones(1, 8, head_size), torch.full((1, 2, head_size), -1e4)
+        given = [x.to("cuda", dtype) for x in (query, key, -key)]
+        output = run.backend.forward(layer, *given, run.cache, run.backend.plan(run.pool.step([(5, 1)], "cuda")))
+        assert (output == 448).all()
+
     def test_a_captured_step_follows_the_lengths_on_the_device(self) -> None:
         """The host's lengths shape the grid; what is attended to is on the device, and may change between replays."""
         from llmkit_attention.triton_backend import TritonAttention

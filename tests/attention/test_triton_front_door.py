@@ -46,7 +46,8 @@ def test_a_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None
         ({"device_type": "cpu", "compute_capability": None}, "not on cpu"),
         ({"compute_capability": (7, 0)}, "7.0"),
         ({"head_size": 288}, "head size 288"),
-        ({"kv_dtype": torch.float8_e4m3fn}, "float8"),
+        ({"kv_dtype": torch.float8_e4m3fn, "compute_capability": (8, 6)}, "needs compute capability 8.9"),
+        ({"kv_dtype": torch.float8_e5m2}, "float8_e5m2 is not"),
         ({"dtype": torch.float64}, "float64"),
         ({"num_heads": 33}, "33 query heads"),
     ],
@@ -64,6 +65,7 @@ def test_auto_prefers_it_to_the_reference_on_a_gpu_and_passes_it_by_on_the_cpu()
         return registry.selections[-1].name
 
     assert chosen(GPU, QUERY) == "triton"
+    assert chosen(GPU, replace(QUERY, kv_dtype=torch.float8_e4m3fn)) == "triton"
     assert chosen(GPU, replace(QUERY, head_size=288)) == "torch"
     on_cpu = replace(QUERY, device_type="cpu", compute_capability=None)
     assert chosen(Environment(cpu_flags=frozenset({"avx2", "f16c", "fma"})), on_cpu) == "cpu"

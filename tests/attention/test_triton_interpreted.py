@@ -175,6 +175,21 @@ def test_keys_that_all_queries_see_have_a_loop_of_their_own(window: int | None, 
             assert run.step(rows) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("two_loops", [False, True])
+def test_an_8_bit_cache(two_loops: bool) -> None:
+    run = AttentionTrial(
+        with_two_loops() if two_loops else backend(8), AttentionLayer(0, 4, 2, 16, 0.25), 16, torch.float32,
+        torch.float8_e4m3fn,
+    )  # fmt: skip
+    run.fill(1, 75)
+    for rows in (((0, 35), (1, 20)), ((1, 1), (0, 1))):
+        assert run.step(rows) < TOLERANCE[torch.float32]
+    key = torch.full((1, 2, 16), 1e4)
+    batch = run.pool.step([(2, 1)])
+    output = run.backend.forward(run.layer, torch.ones(1, 4, 16), key, -key, run.cache, run.backend.plan(batch))
+    assert (output == -448).all()
+
+
 def test_padding_is_zero() -> None:
     layer, tried = shaped_layer("multi query"), backend()
     pool = PagedPool(num_pages=8, page_size=16)

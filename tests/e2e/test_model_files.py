@@ -83,6 +83,7 @@ BFLOAT16_TOKENS = 300 if DEEP else 40  # a processor without bfloat16 arithmetic
         ("float32", "bfloat16", FEWER_TOKENS),
         ("bfloat16", "auto", BFLOAT16_TOKENS),
         ("float16", "float32", FEWER_TOKENS),
+        ("auto", "fp8", 40),
     ],
 )
 def test_types_hold_for_a_long_answer(make_llm, facts, dtype, kv_dtype, tokens):

@@ -89,13 +89,14 @@ def fingerprint(**changes):
         {"model": {"hidden_size": 9}},
         {"weights": "x"},
         {"dtype": torch.bfloat16},
+        {"dtype": torch.float8_e4m3fn},
         {"block_size": 32},
         {"page_size": 8},
         {"world_size": 2},
         {"quantization": "int8"},
         {"backend": OfItsOwn()},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=str,
 )
 def test_what_changes_bytes_changes_the_fingerprint(change):
     assert fingerprint(**change) != fingerprint()

@@ -127,6 +127,15 @@ def test_load_allocate_execute_close(make_setup):
         worker.execute(one_step(prompt))
 
 
+def test_an_8_bit_cache_has_four_times_the_blocks_of_float32(make_setup):
+    plans = {
+        dtype: Worker(make_setup(kv_cache={"dtype": dtype, "memory_gib": 2**-15})).dry_run().memory
+        for dtype in ("float32", "bfloat16", "fp8")
+    }
+    assert plans["fp8"].block_bytes * 4 == plans["bfloat16"].block_bytes * 2 == plans["float32"].block_bytes
+    assert plans["fp8"].num_blocks == 2 * plans["bfloat16"].num_blocks == 4 * plans["float32"].num_blocks > 4
+
+
 def test_dry_run_reads_nothing(make_setup):
     setup = make_setup()
     setup.source.format.tensors = None  # type: ignore[assignment]

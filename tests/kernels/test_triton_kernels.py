@@ -114,6 +114,23 @@ def test_rotary(table, heads: int, kv_heads: int, size: int, rotary_dim: int, dt
     assert_close(projected, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not round to float8 as it should")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_written_to_an_8_bit_cache(table, dtype: torch.dtype) -> None:
+    """As they are to one of the model's type, in float8 and nothing beyond its largest number."""
+    projected = random(37, 8 * 32, dtype=dtype) * 100
+    angles, positions = random(50, 32), torch.arange(37, device=DEVICE)
+    slots = torch.randperm(40, device=DEVICE)[:37]
+    caches = [torch.zeros(10, 2, 2, 4, 32, dtype=kind, device=DEVICE) for kind in (dtype, torch.float8_e4m3fn)]
+    for cache in caches:
+        query, key, value = projected.clone().split([4 * 32, 2 * 32, 2 * 32], dim=-1)
+        assert table.rotary_and_write(positions, query, key, value, angles, None, cache, slots)
+    expected = caches[0].float().clamp(-448, 448)
+    assert (expected.abs() == 448).any()
+    assert torch.equal(caches[1].float(), expected.to(torch.float8_e4m3fn).float())
+
+
 @kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_SIZE = 16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 @dataclass
@@ -67,7 +68,7 @@ def build_model(setup: WorkerSetup, device: torch.device) -> BuiltModel:
     )
     plugin, reason = setup.source.plugin or setup.source.architecture, setup.source.plugin_reason
     model = cast("CausalLM", registry.create("model", plugin, environment, reason=reason, context=context))
-    kv_dtype = DTYPES[config.model.dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype]
+    kv_dtype = KV_DTYPES[config.model.dtype if config.kv_cache.dtype == "auto" else config.kv_cache.dtype]
     queries = attention_queries(
         context.attention_layers, environment.device_type, environment.compute_capability, context.dtype, kv_dtype
     )

@@ -139,7 +139,7 @@ def test_every_pair_of_types_that_it_takes(claims: Claims) -> None:
     layer = layer_or_skip(claims)
     load = [((0, 9), (1, 2))] if INTERPRETED else [((0, 50), (1, 7)), ((1, 1), (0, 1))]
     for dtype in DTYPES:
-        for kv_dtype in DTYPES:
+        for kv_dtype in (*DTYPES, torch.float8_e4m3fn):
             if claims.takes(layer, dtype, kv_dtype):
                 size = claims.backend.page_sizes()[0]
                 run = AttentionTrial(claims.backend, layer, size, dtype, kv_dtype, claims.device)
