@@ -14,6 +14,7 @@ from llmkit.layers.decoder import DecoderForCausalLM
 from llmkit.testing.paged_attention import PagedPool
 from llmkit_attention.torch_backend import TorchAttention
 from llmkit_kernels.torch_table import TorchKernels
+from llmkit_quantization.none import NoQuantization
 
 IDS = torch.tensor([3, 1, 4, 1, 5])
 
@@ -130,6 +131,54 @@ def test_a_stage_hands_on_what_is_added_up(
         results.append(stage.model(IDS, torch.arange(len(IDS)), forward))
     for actual, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+class PackedAtOnce(NoQuantization):
+    """Weights of linear layers as they are, in a list; records what it is asked for."""
+
+    def __init__(self, takes: bool) -> None:
+        self.takes, self.calls = takes, []
+
+    def pack(self, weight, role):
+        return [weight] if role == "linear" else None
+
+    def linear(self, x, packed, bias, kernels):
+        return kernels.linear(x, packed[0], bias)
+
+    def add_rms_norm_linear(self, x, residual, norm, eps, packed, bias, kernels):
+        self.calls.append("linear" if bias is None else "biased")
+        return kernels.add_rms_norm_linear(x, residual, norm, eps, packed[0], bias) if self.takes else None
+
+    def add_rms_norm_silu(self, x, residual, norm, eps, packed, kernels):
+        self.calls.append("silu")
+        return kernels.add_rms_norm_silu(x, residual, norm, eps, packed[0]) if self.takes else None
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize(
+    ("options", "first", "later"),
+    [
+        (LayerOptions(), ["silu"], ["linear", "silu"]),
+        (LayerOptions(qkv_bias=True, mlp_bias=True), [], ["biased"]),
+    ],
+)
+def test_packed_weights_compute_the_same(
+    make_context: Callable[..., ModelContext],
+    random_tensors: Callable[[DecoderForCausalLM], dict[str, torch.Tensor]],
+    options: LayerOptions,
+    first: list[str],
+    later: list[str],
+    takes: bool,
+) -> None:
+    """The quantization is asked in place of the table, for the same products."""
+    results, method = [], PackedAtOnce(takes)
+    for settings in ({}, {"quantization": method, "kernels": AtOnce()}):
+        context = make_context(**settings)
+        model = DecoderForCausalLM(context, lambda *_: options)
+        model.load_weights(random_tensors(model).items())
+        results.append(logits(context, model))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+    assert method.calls == first + 2 * later
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])

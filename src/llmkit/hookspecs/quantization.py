@@ -40,6 +40,32 @@ class QuantizationMethod(ABC):
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, kernels: KernelTable) -> torch.Tensor:
         """x [t, k] → [t, n]."""
 
+    def add_rms_norm_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        packed: Any,
+        bias: torch.Tensor | None,
+        kernels: KernelTable,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`KernelTable.add_rms_norm_linear` with a packed weight; x, which may be a result of `linear_in_parts`, and
+        residual may be overwritten. None: nothing was done, so that the layer does one after the other."""
+        return None
+
+    def add_rms_norm_silu(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        packed: Any,
+        kernels: KernelTable,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`KernelTable.add_rms_norm_silu` likewise."""
+        return None
+
     @abstractmethod
     def embedding(self, ids: torch.Tensor, packed: Any, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` int64 [t] of a packed embedding → [t, k] in `dtype`."""

@@ -94,8 +94,14 @@ class StackedWeight:
     def after_norm(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`KernelTable.add_rms_norm_linear`; None also where the matrix is not in full precision as it came."""
-        if self.plain is None or norm.weight is None:
+        """`KernelTable.add_rms_norm_linear`, or the quantization's; None also where the matrix was arranged."""
+        if norm.weight is None:
+            return None
+        if self.packed is not None:
+            return self._quantization.add_rms_norm_linear(
+                x, residual, norm.weight, norm.eps, self.packed, bias, self._kernels
+            )
+        if self.plain is None:
             return None
         return self._kernels.add_rms_norm_linear(x, residual, norm.weight, norm.eps, self.plain, bias)
 
@@ -103,7 +109,11 @@ class StackedWeight:
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """`KernelTable.add_rms_norm_silu` likewise."""
-        if self.plain is None or norm.weight is None:
+        if norm.weight is None:
+            return None
+        if self.packed is not None:
+            return self._quantization.add_rms_norm_silu(x, residual, norm.weight, norm.eps, self.packed, self._kernels)
+        if self.plain is None:
             return None
         return self._kernels.add_rms_norm_silu(x, residual, norm.weight, norm.eps, self.plain)
 
