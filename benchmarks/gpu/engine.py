@@ -4,7 +4,7 @@
 
 Beside times per output token stands the limit: reading every weight, and every key and value of the batch's mean
 context, once a step, at the rate at which this machine copies memory. `--sampling` adds other ways of sampling, one
-difference of times each.
+difference of times each. `--variants` runs the same with weights or cache in float8, one after the other.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+VARIANTS: dict[str, dict[str, str]] = {
+    "bf16": {},
+    "fp8": {"quantization": "fp8"},
+    "kv8": {"kv_cache_dtype": "fp8"},
+    "fp8-kv8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+}
+
+
 class Llmkit:
     def __init__(self, llm: LLM, sampling: dict[str, Any] | None = None) -> None:
         self._llm, self._sampling = llm, sampling or {}
@@ -60,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=ROWS)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["bf16"])
     parser.add_argument("--sampling", nargs="+", choices=list(SAMPLING), default=[])
     parser.add_argument("--profile", type=int, help="print where a decode step of so many rows spends its time")
     parser.add_argument("--jsonl", type=Path)
@@ -67,7 +76,8 @@ def main() -> None:
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies {rate / 1e12:.2f} TB/s", flush=True)
     for shape in arguments.shapes:
-        measured(shape, rate, arguments)
+        for variant in arguments.variants:
+            measured(shape, variant, rate, arguments)
 
 
 def copy_rate() -> float:
@@ -86,7 +96,7 @@ def copy_rate() -> float:
 
 
 @contextmanager
-def opened(shape: str) -> Iterator[LLM]:
+def opened(shape: str, settings: dict[str, str] | None = None) -> Iterator[LLM]:
     """An engine on the GPU with dummy weights of that shape, closed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         llm = LLM(
@@ -96,18 +106,20 @@ def opened(shape: str) -> Iterator[LLM]:
             device="cuda",
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=256,
+            **(settings or {}),
         )
         with llm:
             yield llm
 
 
-def measured(shape: str, rate: float, arguments: argparse.Namespace) -> None:
+def measured(shape: str, variant: str, rate: float, arguments: argparse.Namespace) -> None:
+    settings = VARIANTS[variant]
     for batch in BATCHES:
-        limit = step_bytes(SHAPES[shape], batch, 128 + 64) / rate * 1e3
-        print(f"  limit {shape} tpot-{batch}: {limit:.3f} ms", flush=True)
-    take = sink("llmkit", shape, arguments.jsonl)
+        limit = step_bytes(SHAPES[shape], batch, 128 + 64, settings) / rate * 1e3
+        print(f"  limit {shape} {variant} tpot-{batch}: {limit:.3f} ms", flush=True)
+    take = sink("llmkit" if variant == "bf16" else f"llmkit-{variant}", shape, arguments.jsonl)
     start = time.perf_counter()
-    with opened(shape) as llm:
+    with opened(shape, settings) as llm:
         engine = Llmkit(llm)
         first_token(engine, shape)
         if "start" in arguments.rows:
@@ -127,13 +139,16 @@ def sampled(engine: Llmkit, shape: str, kind: str) -> None:
         print(f"  {kind}, {batch}: {per_token(engine, items) * 1e3:.2f} ms a token", flush=True)
 
 
-def step_bytes(config: dict[str, Any], rows: int, context: int) -> int:
-    """Bytes of bfloat16 that a decode step must read: weights, and keys and values of `rows` contexts."""
+def step_bytes(config: dict[str, Any], rows: int, context: int, settings: dict[str, str]) -> int:
+    """Bytes that a decode step must read: weights, and keys and values of `rows` contexts; two for each number but
+    those that `settings` have in float8."""
     hidden, layers, size = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * config["intermediate_size"]
-    weights = layers * layer + hidden * config["vocab_size"]
-    return 2 * (weights + rows * context * layers * 2 * kv_heads * size)
+    of_weight = 1 if "quantization" in settings else 2
+    of_cache = 1 if "kv_cache_dtype" in settings else 2
+    weights = of_weight * layers * layer + 2 * hidden * config["vocab_size"]
+    return weights + of_cache * rows * context * layers * 2 * kv_heads * size
 
 
 def profile(engine: Llmkit, shape: str, batch: int) -> None:
