@@ -8,6 +8,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import zlib
 from collections.abc import Generator
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from llmkit.cache_folder import cache_folder
 from llmkit.errors import ModelError
 
 DATA = Path(__file__).parent / "data"
 E2E = Path(__file__).parent / "e2e"
 MAX_WORKERS = 4
+SHARED_CACHES = ("models", "kernels", "test-suites")
 
 # Read by OpenMP when torch is loaded, here and in the processes that tests start. One thread by default: tests run side
 # by side, and models as small as theirs gain nothing from more. Tests of several threads ask for them; those threads
@@ -52,6 +55,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A cache folder of the tests' own, so that the faults of plugins made to fail are not noted where the user's are.
+    What is fetched or compiled is the user's too."""
+    folder = tempfile.TemporaryDirectory(prefix="llmkit-tests-")
+    config.add_cleanup(folder.cleanup)
+    for name in SHARED_CACHES:
+        (kept := cache_folder() / name).mkdir(parents=True, exist_ok=True)
+        (Path(folder.name) / name).symlink_to(kept.resolve(), target_is_directory=True)
+    os.environ["LLMKIT_CACHE"] = folder.name
 
 
 @pytest.hookimpl(trylast=True)

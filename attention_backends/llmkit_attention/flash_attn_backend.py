@@ -41,6 +41,7 @@ class FlashAttnAttention(AttentionBackend):
     """
 
     graph_safe = True
+    prefix_sharing = TritonAttention.prefix_sharing  # its plans are made of the same batch
 
     def __init__(self, least_tokens: int) -> None:
         self._least_tokens = least_tokens
