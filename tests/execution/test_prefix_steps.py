@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from llmkit.execution.cuda.decode_graphs import Ending
 from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer, PrefixSharing
 
 from .conftest import PagedAttention
@@ -110,6 +111,24 @@ def test_padded_rows_share_nothing(driver: Callable[..., Any]) -> None:
     d.step(dict.fromkeys((1, 2, 3), 1))
     assert backend.told[-1] == (8, 8, 8, 0, 0, 0, 0, 0)
     check_tokens(d)
+
+
+def test_the_start_runs_such_steps_without_recording_them(
+    driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest and the smallest, for their kernels; nothing is written."""
+    backend = SharingAttention(SHARING)
+    d = driver(windows=(None,), launched=True, backend=backend)
+    graphs = d.runner._graphs
+    graphs._sizes, graphs._common = (1, 2, 4, 8), (1, 4, 8)
+    graphs._captures = True
+    monkeypatch.setattr(graphs, "_capture", lambda _: True)
+    graphs.warm_up()
+    assert set(graphs._steps) == {(rows, graphs._staging.most_pages, (), Ending.DRAWN) for rows in (1, 4, 8)}
+    rehearsed, run = backend.told[:3], backend.told[3:]
+    assert rehearsed == [(0,) * 8, (0,) * 4, (0,)]
+    assert sorted(run) == [(0,), (0,) * 8]
+    assert not any(cache.any() for cache in d.runner.kv_caches)
 
 
 def test_steps_with_and_without_shared_prefixes_have_graphs_of_their_own(driver: Callable[..., Any]) -> None:

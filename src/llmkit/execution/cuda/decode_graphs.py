@@ -115,21 +115,23 @@ class DecodeGraphs:
         if not self._captures:
             return
         keys: list[_Key] = [(rows, width, (), Ending.DRAWN) for rows in reversed(self._common)]
+        sharing = self._staging.sharing_groups
+        shared_keys = [(rows, width, sharing, Ending.DRAWN) for rows, *_ in keys if sharing]
         with Rehearsal(self._device):
             for key in keys:  # the largest first: what it leaves of memory is enough for the others
-                self._rehearse(self._new(key), key)
-            sharing = self._staging.sharing_groups
-            for rows, *_ in keys if sharing else ():
-                key = rows, width, sharing, Ending.DRAWN
-                self._rehearse(self._step(key), key)
+                self._run_padding(self._new(key), key)
+            for key in shared_keys:
+                self._run_padding(self._step(key), key)
+        # Loading kernels waits for the device: not when rows that share something come to be captured.
+        for key in dict.fromkeys((*shared_keys[:1], *shared_keys[-1:])):
+            self._run_padding(self._step(key), key)
         for key in keys:
             step = self._steps[key]
-            step.body.follow(self._staging.fill(None, *key[:2], {}))
-            step.body.launch()
+            self._run_padding(step, key)
             if not self._capture(step):
                 return
 
-    def _rehearse(self, step: _Step, key: _Key) -> None:
+    def _run_padding(self, step: _Step, key: _Key) -> None:
         lengths = self._staging.fill(None, *key[:2], dict.fromkeys(key[2]))  # what is looked up must be there
         step.body.follow(lengths)
         step.body.launch()

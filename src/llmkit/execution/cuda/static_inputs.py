@@ -42,7 +42,8 @@ class StaticStaging:
     ) -> None:
         self._batch, self._page_size, self._max_len = batch, page_size, max_len
         self._scratch_slot = scratch_slot
-        self._device = device
+        self._starts = np.arange(most_rows + 1, dtype=np.int32)
+        self._device_starts = torch.from_numpy(self._starts).to(device)  # a copy waits for the device: once, here
         self.most_pages = batch.block_tables[0].pages.shape[1]
         self._buffer = StagingBuffer(device)
         # Largest first: addresses stay.
@@ -58,16 +59,15 @@ class StaticStaging:
         share prefixes."""
         self._buffer.layout(self._specs(rows, width, sharing))
         tensors = self._buffer.views()
-        starts = np.arange(rows + 1, dtype=np.int32)
         length = min(width * self._page_size, self._max_len)
         lengths = np.full(rows, length, dtype=np.int32)
         batches = tuple(
             AttentionBatch(
-                query_start_loc=torch.from_numpy(starts).to(self._device),
+                query_start_loc=self._device_starts[: rows + 1],
                 seq_lens=tensors["seq_lens"],
                 block_table=tensors[f"block_table.{group}"],
                 slot_mapping=tensors[f"slot_mapping.{group}"],
-                query_start_loc_np=starts,
+                query_start_loc_np=self._starts[: rows + 1],
                 seq_lens_np=lengths,
                 num_rows=rows,
                 num_tokens=rows,
