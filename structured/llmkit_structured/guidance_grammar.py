@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from llmkit_structured.guidance import GuidanceOptions
 
 _SIZE_BYTES = 1 << 20
-_LIMITS = ("Parser Error", "Lexer Error")
-"""How messages of the library begin where a limit of its own is exceeded; its stop reason is not always so exact."""
+_LIMITS = ("parser error", "lexer error")
+"""How messages of the library begin, in capitals or not, where a limit of its own is exceeded; its stop reason is not
+always so exact."""
 
 
 class GuidanceCompiler(GrammarCompiler):
@@ -179,6 +180,6 @@ class MatcherState(Grammar):
             return
         cause = _first_line(self._matcher)
         message = f"llguidance has given up on the grammar: {cause}."
-        if cause.startswith(_LIMITS):
+        if cause.lower().startswith(_LIMITS):
             raise InvalidRequestError(message, param=PARAM)
         raise EngineError(message)

@@ -7,6 +7,8 @@ Schemas and regular expressions are written as EBNF here: XGrammar's own readers
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from llmkit_structured.schema_refusal import UnsupportedSchema
 from llmkit_structured.structural_tags import read_tags
 
 MAX_DEPTH = 64
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Source:
 def source_of(request: GrammarRequest) -> Source:
     """The grammar of `request`. Raises UnsupportedRequest."""
     if request.kind == "grammar":
-        return Source("ebnf" if "::=" in request.source else "lark", request.source)
+        return _as_it_is(request.source)
     if request.kind == "structural_tag":
         return Source("structural_tag", json.dumps(_structural_tag(request), ensure_ascii=False))
     if request.kind == "choice":
@@ -42,6 +45,22 @@ def source_of(request: GrammarRequest) -> Source:
     if request.kind == "regex":
         return Source("ebnf", _regex_rules(request.source, "regex"))
     return Source("ebnf", _schema_rules(request, schema_of(request)))
+
+
+def _as_it_is(source: str) -> Source:
+    if "::=" not in source:
+        return Source("lark", source)
+    _check_escapes(source)
+    return Source("ebnf", source)
+
+
+def _check_escapes(source: str) -> None:
+    """Of a code that is no character, half of a surrogate pair or beyond the last, the library makes bytes that are no
+    text."""
+    for escape in _ESCAPE.finditer(source):
+        code = int(escape[1] or escape[2] or "0", 16)
+        if 0xD800 <= code <= 0xDFFF or code > sys.maxunicode:
+            raise UnsupportedRequest(f"grammar has {escape[0]}, which is no character.")
 
 
 def _regex_rules(source: str, name: str) -> str:
@@ -122,6 +141,8 @@ def _format(request: GrammarRequest, given: Any, depth: int) -> dict[str, Any]:
         return {"type": "grammar", "grammar": _regex_rules(pattern, "structural_tag: the pattern")}
     if kind == "grammar":
         _only(given, ("type", "grammar", "syntax"))
+        if isinstance(given.get("grammar"), str):
+            _check_escapes(given["grammar"])
         return dict(given)
     if not isinstance(kind, str) or kind not in _PLAIN:
         raise UnsupportedRequest(f"structural_tag: the format {kind!r:.40} is not supported.")

@@ -86,6 +86,11 @@ def test_what_is_wrong_is_refused(constraint: dict[str, Any], message: str) -> N
         ({"json": {"required": ["\U00040000"], "title": "x" * JUDGED_CHARS}}, "no token for"),
         ({"choice": ["\x04", *(f"{i}" * 4000 for i in range(5))]}, "no token for"),
         ({"structural_tag": "[" + " " * JUDGED_CHARS}, "is no JSON"),
+        # As at the door, where it is written without escapes first.
+        ({"json": json.dumps({"title": "\ud83d" + "x" * JUDGED_CHARS})}, "half of a surrogate pair"),
+        ({"structural_tag": json.dumps({"a": "\ud83d" + "x" * JUDGED_CHARS})}, "half of a surrogate pair"),
+        ({"json": '{"maximum": 1e999}' + " " * JUDGED_CHARS}, "is no JSON"),
+        ({"structural_tag": '{"a": 1e999}' + " " * JUDGED_CHARS}, "is no JSON"),
     ],
 )
 def test_what_is_large_is_judged_later(constraint: dict[str, Any], message: str) -> None:

@@ -24,3 +24,12 @@ def test_what_exceeds_a_limit_of_the_library_is_to_blame_itself() -> None:
     grammar = compiler.load(request, compiler.compile(request)).start()
     with pytest.raises(InvalidRequestError, match=r"given up on the grammar: .* max is 2000"):
         accepts(grammar, tokens_of('{"k1": "', vocabulary))
+
+
+def test_so_is_what_exceeds_a_limit_of_its_lexer() -> None:
+    """Whose message is written in another way."""
+    vocabulary = small_vocabulary()
+    compiler = GuidanceCompiler(vocabulary, GuidanceOptions())
+    request = GrammarRequest("regex", "a?" * 400 + "a" * 400)
+    with pytest.raises(InvalidRequestError, match="too many expressions"):
+        accepts(compiler.load(request, compiler.compile(request)).start(), tokens_of("a" * 500, vocabulary))

@@ -92,6 +92,25 @@ def test_a_bad_grammar_is_refused_with_the_librarys_reason(compiler: XGrammarCom
     assert raised.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize("code", [r"\ud800", r"\uDFFF", r"\ud83d\ude00", r"\U0000d800", r"\U00110000", r"\\\udabc"])
+def test_codes_that_are_no_characters_are_named(compiler: XGrammarCompiler, code: str) -> None:
+    """The library would write their bytes, which are no text."""
+    grammar = f'root ::= "{code}"'
+    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": grammar}}
+    for request in (GrammarRequest("grammar", grammar), GrammarRequest("structural_tag", json.dumps(tag))):
+        [problem] = compiler.problems(request)
+        assert "which is no character" in problem
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(r"\u00e9", "é"), (r"\U0001f600", "😀"), (r"\\ud800", r"\ud800"), (r"\uffff", "\uffff")]
+)
+def test_codes_of_characters_are_theirs(
+    compiler: XGrammarCompiler, vocabulary: TokenVocabulary, code: str, text: str
+) -> None:
+    assert accepts(started(compiler, "grammar", f'root ::= "{code}"'), tokens_of(text, vocabulary))
+
+
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},

@@ -56,17 +56,19 @@ def is_judged_at_the_door(request: GrammarRequest) -> bool:
 
 def check_request(request: GrammarRequest, vocabulary: TokenVocabulary) -> None:
     """Raise InvalidRequestError if `request` is malformed, or asks for texts which `vocabulary` cannot write."""
+    text = request.source
     if request.kind == "json_schema":
         document = SchemaDocument.parse(request.source)
+        text = _dumped(document.root.schema, "json")  # without escapes
         if document.root.schema is False:
             raise InvalidRequestError("structured_outputs.json: false allows no answer.", param=PARAM)
         _check_writable(_literals(document), vocabulary)
     elif request.kind == "choice":
         _check_writable(((choice, choice) for choice in json.loads(request.source)), vocabulary)
     elif request.kind == "structural_tag":
-        _tag_object(request.source)
+        text = _dumped(_tag_object(request.source), "structural_tag")
     if request.kind != "choice":
-        _check_unicode(request.source, "json" if request.kind == "json_schema" else request.kind)
+        _check_unicode(text, "json" if request.kind == "json_schema" else request.kind)
 
 
 def _json_text(value: str | dict[str, Any] | bool | None, field: str) -> str:

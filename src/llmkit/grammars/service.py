@@ -187,7 +187,7 @@ class GrammarService:
     def _too_late(self, ticket: Ticket) -> GrammarFailure:
         limit = f"{self._config.compile_wait_s:g} s (structured.compile_wait_s)"
         if not ticket.tried:
-            message = f"The grammar waited longer than {limit} for others to be compiled; try again later."
+            message = f"The grammar waited longer than {limit} for its turn to be compiled; try again later."
             return GrammarFailure(message, refused=False, overloaded=True)
         return _failed_by_all({**ticket.tried, ticket.backend: f"not tried any more after {limit}"}, refused=True)
 
