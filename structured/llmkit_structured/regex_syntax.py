@@ -10,11 +10,10 @@ back-references, `\b`, flags, anchors in the middle, possessive repetitions, `[]
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
-from functools import lru_cache
 
 from llmkit_structured.regex_tree import ANY, Chars, Tree, chars, choice, complement, repeat, sequence, single, text
+from llmkit_structured.unicode_categories import unicode_class
 
 MAX_DEPTH = 100
 MAX_REPEAT = 1_000_000
@@ -56,27 +55,6 @@ def found_in(source: str) -> Tree:
         sequence([*([] if o.start else [anything]), o.tree, *([] if o.end else [anything])])
         for o in _Parser(source).parse()
     )
-
-
-@lru_cache(64)
-def unicode_class(name: str) -> Chars | None:
-    r"""The characters of `\p{name}`: a general category (`Lu`, `L`, `Letter` …), `ASCII` or `Any`; None for others."""
-    name = name.removeprefix("gc=").removeprefix("General_Category=")
-    if name == "Any":
-        return ANY
-    if name == "ASCII":
-        return chars([(0, 127)])
-    wanted = _LONG_NAMES.get(name, name)
-    if not re.fullmatch("[CLMNPSZ][a-z]?", wanted):
-        return None
-    found = [(code, code) for code in range(0x110000) if unicodedata.category(chr(code)).startswith(wanted)]
-    return chars(found) if found else None
-
-
-_LONG_NAMES = {
-    "Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Mark": "M", "Number": "N",
-    "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "Symbol": "S", "Separator": "Z", "Space_Separator": "Zs",
-}  # fmt: skip
 
 
 class _Parser:
@@ -271,7 +249,7 @@ class _Parser:
         self._at += negated
         if self._peek() == "]":
             raise self._error("a class without characters")
-        ranges: list[tuple[int, int]] = []
+        ranges: set[tuple[int, int]] = set()  # of which expressions can name many twice
         while self._peek() != "]":
             low = self._class_item()
             if self._peek() == "-" and self._peek(2) not in ("-]", "-"):
@@ -281,9 +259,9 @@ class _Parser:
                     raise self._error("a range between classes")
                 if high.ranges[0][0] < low.ranges[0][0]:
                     raise self._error("a range that is out of order")
-                ranges.append((low.ranges[0][0], high.ranges[0][0]))
+                ranges.add((low.ranges[0][0], high.ranges[0][0]))
             else:
-                ranges.extend(low.ranges)
+                ranges.update(low.ranges)
         self._at += 1
         found = chars(ranges)
         return complement(found) if negated else found

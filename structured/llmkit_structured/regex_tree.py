@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from llmkit.grammars.effort import spend
+
 Range = tuple[int, int]
 LAST = 0x10FFFF
 
@@ -55,6 +57,7 @@ NOTHING = Choice(())
 
 def chars(ranges: Iterable[Range]) -> Chars:
     """The set of all characters in `ranges`, which may overlap; surrogates are left out."""
+    spend()
     merged: list[Range] = []
     for low, high in sorted(_scalar_values(ranges)):
         if merged and low <= merged[-1][1] + 1:
