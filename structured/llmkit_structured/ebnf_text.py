@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmkit.grammars.effort import spend
 from llmkit_structured.regex_tree import Chars, Choice, Sequence, Tree
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _,:;<>=!@%~/+*.'(){}|?&#$")
@@ -16,6 +17,7 @@ def literal(text: str) -> str:
 
 def expression(tree: Tree) -> str:
     """The texts of `tree`, as one expression that can stand beside others. Raises ValueError if there is none."""
+    spend()
     if isinstance(tree, Chars):
         return _set(tree)
     if isinstance(tree, Sequence):

@@ -117,6 +117,7 @@ def sequence(parts: Iterable[Tree]) -> Tree:
 
 def choice(options: Iterable[Tree]) -> Tree:
     """One of `options`, without needless nesting, duplicates, or options that no text meets."""
+    spend()  # to compare trees is to go through them
     flat: dict[Tree, None] = {}
     for option in options:
         for one in option.options if isinstance(option, Choice) else (option,):
