@@ -6,7 +6,7 @@ import logging
 import sys
 
 from llmkit.config import EngineConfig
-from llmkit.logs import formatter
+from llmkit.logs import formatter, set_level
 
 
 def configure_logs(config: EngineConfig) -> None:
@@ -17,7 +17,7 @@ def configure_logs(config: EngineConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("llmkit").setLevel(config.observability.log_level.upper())
+    set_level(config.observability.log_level)
     logging.getLogger("llmkit.server.access").setLevel(logging.INFO)
     logging.getLogger("llmkit.server.requests").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

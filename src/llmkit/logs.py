@@ -9,6 +9,9 @@ from typing import Literal
 
 LogFormat = Literal["text", "json"]
 
+START_LOGGER = "llmkit.start"
+"""For the few lines that tell people why a start takes its time."""
+
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -38,6 +41,13 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def set_level(level: str) -> None:
+    """Show llmkit's records from `level` on. What a start is busy with is told unless only errors are wanted: nobody
+    is to take a long start for a hang."""
+    logging.getLogger("llmkit").setLevel(level.upper())
+    logging.getLogger(START_LOGGER).setLevel(logging.ERROR if level == "error" else logging.INFO)
 
 
 def formatter(log_format: LogFormat) -> logging.Formatter:

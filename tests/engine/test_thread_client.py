@@ -130,6 +130,24 @@ def test_an_abort_takes_out_what_the_engine_has_not_seen(run_engine):
     run_engine(main, gate)
 
 
+def test_a_call_finds_what_was_handed_over_before_it(run_engine):
+    gate = Gate()
+
+    async def main(run):
+        gate.open.clear()
+        run.client.add([request("first")])
+        assert await asyncio.to_thread(gate.reached.wait, 30)
+        run.client.add([request("second")])
+        call = asyncio.ensure_future(run.client.call("stats"))
+        await asyncio.sleep(0)
+        gate.open.set()
+        stats = await call
+        assert stats.num_running + stats.num_waiting == 2
+        await run.until_done(["first", "second"])
+
+    run_engine(main, gate)
+
+
 def test_an_abort_in_the_engine(run_engine):
     async def main(run):
         run.client.add([request("endless", max_tokens=120)])

@@ -12,6 +12,7 @@ import pytest
 from llmkit.execution.compiling import PROMPT_TOKENS, compile_ahead, first_steps
 from llmkit.jit import known, runtime
 from llmkit.kv_cache.layout import KVCacheLayout, KVGroup
+from llmkit.logs import START_LOGGER
 
 TINY = """
 import sys
@@ -75,14 +76,20 @@ def test_the_first_request_asks_for_no_kernel(quantization):
     subprocess.run([sys.executable, "-c", TINY, quantization], check=True, timeout=120)
 
 
-def test_a_prompt_and_a_token_once(notes, setup_of):
+def test_a_prompt_and_a_token_once(notes, setup_of, caplog):
     runner = Runner()
-    compile_ahead(runner, setup_of, layout())
+    with caplog.at_level(logging.INFO, START_LOGGER):
+        compile_ahead(runner, setup_of, layout())
     assert [plan.num_tokens for plan in runner.plans] == [PROMPT_TOKENS, 1, 0]
     assert runner.plans[-1].removed_slots == [0]
     assert len(notes) == 1
-    compile_ahead(runner, setup_of, layout())
+    (line,) = [record.message for record in caplog.records if record.name == START_LOGGER]
+    assert "once on this machine" in line
+    caplog.clear()
+    with caplog.at_level(logging.INFO, START_LOGGER):
+        compile_ahead(runner, setup_of, layout())
     assert len(runner.plans) == 3
+    assert not caplog.records
 
 
 def test_a_step_that_fails_stops_no_start(notes, setup_of, caplog):

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from llmkit.config import EngineConfig
-from llmkit.logs import JsonFormatter, LineFormatter, passed_on
+from llmkit.logs import START_LOGGER, JsonFormatter, LineFormatter, passed_on, set_level
 from llmkit_server.request_lines import RequestLines
 from llmkit_server.run import tracing_of
 from llmkit_server.tracing import Tracing
@@ -44,6 +44,19 @@ def test_lines_of_the_engine_process_stay_objects():
     assert passed_on('{"a": 1}', 7, "json") == '{"a": 1}'
     line = json.loads(passed_on("Fatal Python error: %s", 7, "json"))
     assert (line["message"], line["process"], line["level"]) == ("Fatal Python error: %s", 7, "error")
+
+
+@pytest.mark.parametrize(("level", "told"), [("debug", True), ("info", True), ("warning", True), ("error", False)])
+def test_what_a_start_is_busy_with_is_told_by_default(level, told):
+    loggers = [logging.getLogger(name) for name in ("llmkit", START_LOGGER)]
+    before = [logger.level for logger in loggers]
+    try:
+        set_level(level)
+        assert loggers[1].isEnabledFor(logging.INFO) == told
+        assert loggers[0].level == getattr(logging, level.upper())
+    finally:
+        for logger, number in zip(loggers, before, strict=True):
+            logger.setLevel(number)
 
 
 @pytest.fixture

@@ -166,8 +166,9 @@ class _StepLoop:
         try:
             idle = IdleTransfers(engine.core)
             while self._wait_for_work(engine, idle):
-                self._take_calls(engine)
-                self._take_requests(engine)
+                num_calls = len(self._calls)
+                self._take_requests(engine)  # among them those that were added before these calls were made
+                self._take_calls(engine, num_calls)
                 self._step(engine, idle)
         except EngineDeadError as error:
             self._die(error)
@@ -191,8 +192,8 @@ class _StepLoop:
                 self._changed.wait(seconds)
             return not self._stopping
 
-    def _take_calls(self, engine: Engine) -> None:
-        while self._calls:
+    def _take_calls(self, engine: Engine, count: int) -> None:
+        for _ in range(count):
             call = self._calls.popleft()
             if not call.future.set_running_or_notify_cancel():
                 continue

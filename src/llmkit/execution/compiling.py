@@ -11,6 +11,7 @@ import numpy as np
 
 from llmkit.errors import described
 from llmkit.jit import known, runtime
+from llmkit.logs import START_LOGGER
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.plan import AddedRow, StepPlan
@@ -41,7 +42,9 @@ def compile_ahead(runner: ModelRunner, setup: WorkerSetup, layout: KVCacheLayout
     users = f"{names} {setup.config.model.dtype}"
     if known.is_known(users):
         return
-    logger.info("The CPU kernels for this model are being compiled; that is done once and can take half a minute.")
+    logging.getLogger(START_LOGGER).info(
+        "The CPU kernels for this model are being compiled: once on this machine, which can take half a minute."
+    )
     start = perf_counter()
     try:
         for plan in first_steps(layout, setup.config.model.max_model_len or 1):

@@ -270,6 +270,8 @@ def test_repeated_crashes_are_given_up_with_the_cause(running, request_of, tmp_p
             run.add(request_of("b"))
         with pytest.raises(EngineDeadError):
             await run.client.call("stats")
+        run.client.abort(["a"])  # by somebody who has not heard of it yet
+        run.client.abort_sequences([("a", 0)])
         health = run.client.health
         assert (health.alive, health.ready) == (False, False)
         assert "on fire" in health.error
@@ -432,6 +434,7 @@ def test_nothing_works_after_the_end(running, request_of):
             run.add(request_of("a"))
         with pytest.raises(EngineClosedError):
             await run.client.call("stats")
+        run.client.abort(["a"])
         assert not run.client.health.alive
 
     running(scenario)

@@ -19,7 +19,7 @@ from llmkit.engine.process import messages
 from llmkit.engine.process.boot import Boot, Builder, import_main, read_frame
 from llmkit.engine.process.messages import Failed, FromChild, Hello, Progress, Ready
 from llmkit.engine.process.pulse import HeartbeatThread, Pulse
-from llmkit.logs import JsonFormatter, LogFormat
+from llmkit.logs import JsonFormatter, LogFormat, set_level
 from llmkit.openmp import wait_briefly
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _log_to_stderr(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if log_format == "json":
         logging.getLogger().handlers[0].setFormatter(JsonFormatter())
-    logging.getLogger("llmkit").setLevel(level.upper())
+    set_level(level)
     logging.captureWarnings(True)
 
 

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,14 @@ class Supervisor:
         self._post(lambda: self._work.add(taken))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests. Unknown ones are ignored."""
+        """End requests. Unknown ones are ignored, and so are all once the engine is gone."""
         ids = list(request_ids)
-        self._post(lambda: self._work.abort(ids))
+        self._post_unless_gone(lambda: self._work.abort(ids))
 
     def abort_sequences(self, sequences: Iterable[tuple[str, int]]) -> None:
-        """End single sequences, (request id, index)."""
+        """End single sequences, (request id, index); else as `abort`."""
         pairs = list(sequences)
-        self._post(lambda: self._work.abort_sequences(pairs))
+        self._post_unless_gone(lambda: self._work.abort_sequences(pairs))
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
         """Run a utility in the engine process. While it is being restarted the call waits for the new one."""
@@ -134,3 +135,8 @@ class Supervisor:
         self._check()
         self._commands.append(command)
         self._wake.set()
+
+    def _post_unless_gone(self, command: Callable[[], None]) -> None:
+        """Whoever ends a request may not have heard yet that the engine is gone: nothing is left to be ended."""
+        with suppress(EngineError):
+            self._post(command)
