@@ -375,6 +375,7 @@ def live(smollm2_gguf: Path) -> Iterator[Live]:
         max_model_len=1024,
         num_blocks=400,
         num_threads=1,
+        compile_wait_s=60.0,  # tests may run on a machine that is busy with others
         server=settings,
     )
     app = create_app(llm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 
@@ -31,16 +32,18 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def litellm():
-    """Without the list of prices that it would fetch from the network. It keeps its clients open,
-    with their connections, as long as nobody closes them."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Without the list of prices that it would fetch from the network. It keeps its clients open, with their
+    connections, as long as nobody closes them, and so does it with an event loop that it makes where it finds none."""
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         import litellm as module
 
+        asyncio.set_event_loop(runner.get_loop())
         yield module
-    for client in module.in_memory_llm_clients_cache.cache_dict.values():
-        if not inspect.iscoroutinefunction(client.close):  # those that have no event loop to be closed in
-            client.close()
+        for client in module.in_memory_llm_clients_cache.cache_dict.values():
+            if not inspect.iscoroutinefunction(client.close):
+                client.close()
+        runner.run(module.close_litellm_async_clients())
 
 
 @pytest.fixture
