@@ -66,6 +66,9 @@ class AlsoStandard(Standard):
 
 
 class OfItsOwn(Standard):
+    def __repr__(self):
+        return "a backend with a layout of its own"
+
     def kv_shape(self, num_pages, page_size, num_kv_heads, head_size):
         return (num_pages, 2, num_kv_heads, page_size, head_size)
 
