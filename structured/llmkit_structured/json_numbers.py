@@ -24,7 +24,10 @@ from llmkit_structured.regex_tree import (
     text,
 )
 from llmkit_structured.schema_form import Number
+from llmkit_structured.schema_refusal import refuse
 from llmkit_structured.schema_solve import whole_bounds
+
+MAX_PLACES = 100
 
 DIGIT = chars([(0x30, 0x39)])
 _POSITIVE = chars([(0x31, 0x39)])
@@ -42,7 +45,8 @@ ANY_INTEGER = sequence([optional(text("-")), _NATURAL])
 
 
 def number_tree(form: Number) -> Tree | None:
-    """The JSON texts of the numbers of `form`; None if its multipleOf is not a power of ten."""
+    """The JSON texts of the numbers of `form`; None if its multipleOf is not a power of ten. Raises
+    UnsupportedSchema for bounds with more than MAX_PLACES decimal places."""
     form = _steps(form)
     if form.multiple_of is not None:
         return _multiples(form)
@@ -163,7 +167,10 @@ def _magnitudes(low: Decimal, low_open: bool, high: Decimal | None, high_open: b
 def _split(value: Decimal) -> tuple[int, str]:
     """Whole part, and decimal places without trailing zeros."""
     whole, _, places = format(value, "f").partition(".")
-    return int(whole), places.rstrip("0")
+    places = places.rstrip("0")
+    if len(places) > MAX_PLACES:  # each is a level of the tree
+        refuse("#", f"the bound {value} has more than {MAX_PLACES} decimal places, which is not supported")
+    return int(whole), places
 
 
 def _at(whole: int, places: Tree) -> Tree:

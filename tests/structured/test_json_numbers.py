@@ -11,6 +11,7 @@ from llmkit_structured.json_numbers import number_tree
 from llmkit_structured.regex_match import matches
 from llmkit_structured.regex_tree import Tree
 from llmkit_structured.schema_form import Number, is_multiple
+from llmkit_structured.schema_refusal import UnsupportedSchema
 
 BOUNDS = ["0", "1", "-1", "0.5", "-0.5", "9", "10", "99", "100", "-100", "3.14", "3.15", "-2.75", "0.001", "1e30"]
 
@@ -70,3 +71,13 @@ def test_multiples_of_powers_of_ten() -> None:
         assert matches(cents, text) == is_multiple(Decimal(text), Decimal("0.01")), text
     assert number_tree(Number(multiple_of=Decimal(7))) is None
     assert tree_of(Number(integer=True, multiple_of=Decimal("0.5"))) == tree_of(Number(integer=True))
+
+
+def test_bounds_of_hundreds_of_places_are_refused() -> None:
+    """They once ended where Python's stack does. One of a hundred is kept."""
+    with pytest.raises(UnsupportedSchema, match="the bound 1E-300 has more than 100 decimal places"):
+        number_tree(Number(Decimal("1E-300"), Decimal(1), False, False))
+    tree = number_tree(Number(Decimal("1E-100"), Decimal(1), False, False))
+    assert tree is not None
+    assert matches(tree, f"0.{'0' * 99}1")
+    assert not matches(tree, f"0.{'0' * 100}9")
