@@ -211,9 +211,9 @@ EXPLOSIVE: dict[str, Any] = {
     "properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3_000)}},
     "enum": {"enum": [f"value number {i}" for i in range(20_000)]},
 }
-LARGEST_GAP_S = 1.0
-"""Of this process's processor time, which the steps wait for where the interpreter is held; the time by the clock also
-says what else the machine does."""
+LEAST_TOKENS_A_SECOND = 1.0
+"""Of a stream beside it, where twenty and more are usual: far enough from these for a machine that is busy and for one
+full collection of the tests' own objects, and from none at all, as when steps wait for the compilation."""
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,12 @@ def test_a_stream_goes_on_while_a_huge_schema_is_compiled(llm: LLM, name: str) -
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=900, ignore_eos=True, temperature=0))
     next(stream)
     asking.start()
-    gaps, last = [0.0], time.process_time()
+    num_tokens, start = 0, time.perf_counter()
     for _ in stream:
-        now = time.process_time()
-        gaps.append(now - last)
-        last = now
+        num_tokens += 1
         if not asking.is_alive():
             break
+    elapsed = time.perf_counter() - start
     stream.close()  # type: ignore[attr-defined]
     asking.join()
     [outcome] = outcomes
@@ -250,7 +249,7 @@ def test_a_stream_goes_on_while_a_huge_schema_is_compiled(llm: LLM, name: str) -
         assert "multiply to too many" in str(outcome)
     else:
         assert outcome in ("length", "stop") or "too" in str(outcome)
-    assert max(gaps) < LARGEST_GAP_S, max(gaps)
+    assert num_tokens >= LEAST_TOKENS_A_SECOND * elapsed, (num_tokens, elapsed)
 
 
 @deep
