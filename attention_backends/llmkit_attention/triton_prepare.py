@@ -116,7 +116,6 @@ def attention_launches(
         before = _prefix_launch(prefix, layer, query, kv_cache, of_step, early=early)
         of_step = replace(of_step, seq_lens=prefix.prefixes.own_lens)
     constants = _shared_constants(launch, layer)
-    chained = {"launch_pdl": True} if early else {}
     numbers = _shared_numbers(launch, layer, of_step)
     partial, lse = _workspace(launch, constants["BLOCK_D"], of_step)
     page_size = kv_cache.shape[3]
@@ -145,20 +144,34 @@ def attention_launches(
             "EARLY": early,
             "PREFIX_ROWS": prefix.launch.tile_rows if prefix is not None else 0,
         },
-        options=launch.tile.options | chained,
+        options=launch.tile.options | ({"launch_pdl": True} if early else {}),
     )
+    combine = _combine_launch(launch, constants, (partial, lse), of_step, output, numbers, early=early)
+    return Attend(before, attend, combine)
+
+
+def _combine_launch(
+    launch: Launch,
+    constants: dict[str, Any],
+    parts: tuple[torch.Tensor, torch.Tensor],
+    of_step: OfStep,
+    output: torch.Tensor,
+    numbers: tuple[int, ...],
+    *,
+    early: bool,
+) -> PreparedLaunch | None:
+    """For the parts of rows whose keys were split, called with (output); None where none were."""
     if not launch.num_parts:
-        return Attend(before, attend, None)
-    combine = PreparedLaunch(
+        return None
+    return PreparedLaunch(
         combine_kernel,
         (launch.num_programs, launch.num_blocks, launch.block_m),
-        tensors=(partial, lse, of_step.query_start_loc, of_step.seq_lens),
+        tensors=(*parts, of_step.query_start_loc, of_step.seq_lens),
         strides=(output.stride(0),),
         numbers=(*numbers, launch.num_items),
         constants=constants | {"BLOCK_S": _COMBINED_SPLITS, "EARLY": early},
-        options=chained,
+        options={"launch_pdl": True} if early else {},
     )
-    return Attend(before, attend, combine)
 
 
 def _prefix_launch(
