@@ -16,7 +16,7 @@ from llmkit_attention.triton_prepare import INTERPRETED
 from llmkit_attention.triton_schedule import IntArray
 
 DTYPE = torch.bfloat16
-HEAD_SIZE = 128
+HEAD_SIZES = (64, 128)
 GROUNDS = "slower than the Triton kernels on an H200"
 
 
@@ -33,8 +33,8 @@ class _Plan:
 
 
 class FlashInferAttention(AttentionBackend):
-    """bfloat16 and head size 128: what has been tried of the library's many variants. Decode steps are planned for
-    graphs, so that they can be planned anew between replays; other steps for themselves.
+    """bfloat16 and head sizes 64 and 128: what has been tried of the library's many variants. Decode steps are planned
+    for graphs, so that they can be planned anew between replays; other steps for themselves.
 
     workspace_mib: see the option.
     """
@@ -56,8 +56,8 @@ class FlashInferAttention(AttentionBackend):
             reasons.append(f"the model's type {query.dtype} is not bfloat16")
         if query.kv_dtype != query.dtype:
             reasons.append(f"the KV cache's type {query.kv_dtype} is not the model's type {query.dtype}")
-        if query.head_size != HEAD_SIZE:
-            reasons.append(f"head size {query.head_size} is not {HEAD_SIZE}")
+        if query.head_size not in HEAD_SIZES:
+            reasons.append(f"head size {query.head_size} is not {', '.join(map(str, HEAD_SIZES))}")
         if query.sliding_window is not None and query.soft_cap is not None:
             reasons.append("a layer with a sliding window and a soft cap has not been tried")
         if query.num_heads % query.num_kv_heads:
@@ -66,6 +66,9 @@ class FlashInferAttention(AttentionBackend):
 
     def page_sizes(self) -> Sequence[int]:
         return (16, 32, 64, 128)
+
+    def workspace_bytes(self) -> int:
+        return self._workspace_mib * 2**20
 
     def plan(self, batch: AttentionBatch) -> _Plan:
         return _Plan(batch)
@@ -118,11 +121,11 @@ class FlashInferAttention(AttentionBackend):
             workspace = self._workspaces[query.device] = Workspace(self._workspace_mib, query.device)
         batch, lists = plan.batch, plan.lists
         if plan.is_decode:
-            planned = workspace.decodes(layer, query.dtype, lists, batch.page_size)
+            planned, give_back = workspace.decodes(layer, query.dtype, lists, batch.page_size)
         else:
             starts = torch.from_numpy(batch.query_start_loc_np[: batch.num_rows + 1])
             planned, give_back = workspace.prompts(layer, query.dtype, lists, batch.page_size, starts)
-            weakref.finalize(plan, give_back).atexit = False
             lists.device_starts.copy_(lists.starts, non_blocking=True)
+        weakref.finalize(plan, give_back).atexit = False
         planned.plan()
         return planned

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from llmkit.cache_folder import cache_folder
 from llmkit.errors import EngineError
 from llmkit.hookspecs.attention import AttentionLayer
 
@@ -35,15 +38,29 @@ class PlannedLayers(Protocol):
 
 
 class Workspace:
-    """What all wrappers share on one device, as no two of them run at once; and those for prompts, used again."""
+    """What all wrappers share on one device, as no two of them run at once; and those for prompts, used again.
+
+    A wrapper's plan is copied to the device from pinned memory, which torch would give to others when the wrapper goes,
+    as it knows nothing of that copy: steps that are done with leave their wrappers here until it is made.
+    """
 
     def __init__(self, mib: int, device: torch.device) -> None:
+        keep_what_is_compiled()
         self.memory = torch.zeros(mib * 2**20, dtype=torch.uint8, device=device)
         self._idle: list[_Prompts] = []
+        self._leaving: list[_Decodes] = []
 
-    def decodes(self, layer: AttentionLayer, dtype: torch.dtype, lists: PageLists, page_size: int) -> PlannedLayers:
-        """For a step of one token a row, planned anew for as many rows as often as wanted; graphs can hold `run`."""
-        return _Decodes(self.memory, arguments_of(layer, dtype, page_size), lists)
+    def decodes(
+        self, layer: AttentionLayer, dtype: torch.dtype, lists: PageLists, page_size: int
+    ) -> tuple[PlannedLayers, Callable[[], None]]:
+        """For a step of one token a row, planned anew for as many rows as often as wanted; graphs can hold `run`. And
+        what must be called when the step's plan is dropped."""
+        self._leaving = [decodes for decodes in self._leaving if not decodes.is_copied]
+        decodes = _Decodes(self.memory, arguments_of(layer, dtype, page_size), lists)
+        return decodes, partial(self._leaving_now, decodes)
+
+    def _leaving_now(self, decodes: _Decodes) -> None:
+        self._leaving.append(decodes)
 
     def prompts(
         self, layer: AttentionLayer, dtype: torch.dtype, lists: PageLists, page_size: int, starts: torch.Tensor
@@ -58,6 +75,12 @@ class Workspace:
             self._idle.append(prompts)
 
         return prompts, give_back
+
+
+def keep_what_is_compiled() -> None:
+    """In llmkit's cache folder, unless the environment names another, which FlashInfer must be told before it is
+    imported."""
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache_folder() / "flashinfer"))
 
 
 def arguments_of(layer: AttentionLayer, dtype: torch.dtype, page_size: int) -> dict[str, Any]:
@@ -129,6 +152,10 @@ class _Decodes:
         )
         schedule = torch.empty(SCHEDULE_BYTES, dtype=torch.uint8, device=memory.device)
         self._wrapper.reset_workspace_buffer(memory, schedule)
+
+    @property
+    def is_copied(self) -> bool:
+        return self._copy.is_done
 
     def plan(self) -> None:
         lists = self._lists

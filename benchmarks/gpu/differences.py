@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -47,10 +48,10 @@ def difference(expected: Sequence[torch.Tensor], actual: Iterable[torch.Tensor])
         same.append((there.argmax(-1) == right.argmax(-1)).cpu())
     each = [part.mean().item() for part in divergences]
     whole = torch.cat(divergences).mean().item()
-    spread = torch.tensor(each, dtype=torch.float64).std(correction=1).item() / math.sqrt(len(each))
+    spread = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
     return Difference(
         whole,
-        spread if len(each) > 1 else math.nan,
+        spread,
         largest,
         torch.cat(differences).mean().item(),
         torch.cat(same).double().mean().item(),

@@ -7,15 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from llmkit.hookspecs import Environment
-from llmkit.hookspecs.attention import AttentionQuery
+from llmkit.hookspecs.attention import AttentionLayer, AttentionQuery
 from llmkit.registry import Registry, loading
 from llmkit_attention import flash_attn_backend, flash_attn_paged, flashinfer_backend, flashinfer_paged
 
@@ -119,6 +121,61 @@ def test_building_them_imports_no_library() -> None:
     variables = os.environ | {"PYTHONPATH": str(HERE / "fakes")}
     done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stand-in for the library, in this process; gone afterwards. The environment says nothing of folders."""
+    from llmkit_attention import flashinfer_steps
+
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(HERE / "fakes"))
+    monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE", raising=False)
+    yield flashinfer_steps
+    os.environ.pop("FLASHINFER_WORKSPACE_BASE", None)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "flashinfer":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["not copied yet", "copied"])
+def test_a_plan_that_is_being_copied_outlives_its_step(
+    flashinfer: Any, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """A wrapper has the pinned memory that its plan is copied from, and torch does not know of the copy."""
+    monkeypatch.setattr(flashinfer._Copy, "is_done", not kept)
+    layer = AttentionLayer(0, 4, 2, 64, 0.1)
+    lists = SimpleNamespace(
+        device_starts=torch.zeros(3, dtype=torch.int32),
+        pages=torch.zeros(4, dtype=torch.int32),
+        last=torch.ones(2, dtype=torch.int32),
+    )
+    workspace = flashinfer.Workspace(1, torch.device("cpu"))
+    planned, dropped = workspace.decodes(layer, torch.bfloat16, lists, 16)
+    wrapper = weakref.ref(planned._wrapper)
+    dropped()
+    del planned, dropped
+    _ = workspace.decodes(layer, torch.bfloat16, lists, 16)
+    assert (wrapper() is not None) == kept
+    monkeypatch.setattr(flashinfer._Copy, "is_done", True)
+    _ = workspace.decodes(layer, torch.bfloat16, lists, 16)
+    assert wrapper() is None
+
+
+def test_the_workspace_is_said_ahead() -> None:
+    """What is not the library's own takes nothing."""
+    backend = flashinfer_paged.llmkit_attention_backend(flashinfer_paged.FlashInferOptions(workspace_mib=48))
+    assert backend.workspace_bytes() == 48 * 2**20
+    assert flash_attn_paged.llmkit_attention_backend(flash_attn_paged.info.options()).workspace_bytes() == 0
+
+
+def test_what_flashinfer_compiles_is_kept_in_llmkit_s_folder(flashinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMKIT_CACHE", "/somewhere/llmkit")
+    flashinfer.Workspace(1, torch.device("cpu"))
+    assert os.environ["FLASHINFER_WORKSPACE_BASE"] == str(Path("/somewhere/llmkit/flashinfer"))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/mine")
+    flashinfer.Workspace(1, torch.device("cpu"))
+    assert os.environ["FLASHINFER_WORKSPACE_BASE"] == "/mine"
 
 
 def test_auto_goes_by_what_was_measured_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

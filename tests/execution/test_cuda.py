@@ -83,12 +83,12 @@ def test_a_bad_row_fails_alone(driver):
     d.check(0, result.logprobs[0])
 
 
-def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
+def tiny_worker(tiny_model_plugin, paged_attention_plugin):
+    """A worker with a tiny model and the tests' attention, nothing loaded."""
     from llmkit.config import EngineConfig
     from llmkit.execution.setup import WorkerSetup
     from llmkit.execution.worker import Worker
     from llmkit.frontend.model_source import ModelSource
-    from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.registry import Registry
     from llmkit_kernels import torch_reference
     from llmkit_quantization import none
@@ -119,7 +119,21 @@ def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "windows": [None, None],
     }  # fmt: skip
     source = ModelSource(Path("nowhere"), "none", NoTensors(), raw, "mine")  # type: ignore[arg-type]
-    worker = Worker(WorkerSetup(config, source, registry))
+    return Worker(WorkerSetup(config, source, registry))
+
+
+def loaded_activations(*plugins) -> int:
+    worker = tiny_worker(*plugins)
+    try:
+        return worker.load().memory.activations
+    finally:
+        worker.close()
+
+
+def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
+    from llmkit.kv_cache.layout import KVCacheLayout
+
+    worker = tiny_worker(tiny_model_plugin, paged_attention_plugin)
     assert worker.dry_run().memory.num_blocks == 4 * 6 + 1
     before = torch.cuda.memory_allocated()
     report = worker.load()
@@ -130,6 +144,24 @@ def test_measured_memory(tiny_model_plugin, paged_attention_plugin):
     assert torch.cuda.memory_allocated() - before >= report.memory.weights + report.memory.cache
     worker.close()
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_what_a_step_leaves_behind_is_in_the_plan(tiny_model_plugin, paged_attention_plugin, monkeypatch):
+    """Such as the workspace of a library, which is made when it is first needed."""
+    workspaces: list[torch.Tensor] = []
+    backend = type(paged_attention_plugin.llmkit_attention_backend())
+    forward = backend.forward
+
+    def forward_with_workspace(self, *arguments):
+        if not workspaces:
+            workspaces.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+        return forward(self, *arguments)
+
+    before = loaded_activations(tiny_model_plugin, paged_attention_plugin)
+    monkeypatch.setattr(backend, "forward", forward_with_workspace)
+    after = loaded_activations(tiny_model_plugin, paged_attention_plugin)
+    workspaces.clear()
+    assert 64 << 20 <= after <= before + (66 << 20)
 
 
 def test_steps_ahead(driver):
@@ -146,11 +178,9 @@ def test_steps_ahead(driver):
         assert expected.tolist() == tokens[len(PROMPT) :]
 
 
-def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
-    """All of the fast path beside none of it, in float32: rows that come and go, greedy and seeded."""
+def write_small_model(folder: Path) -> None:
+    """config.json of a model in float32 for dummy weights."""
     import json
-
-    from llmkit import LLM
 
     shape = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 9001, "hidden_size": 256,
@@ -158,7 +188,14 @@ def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
         "head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
         "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "float32",
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (folder / "config.json").write_text(json.dumps(shape))
+
+
+def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
+    """All of the fast path beside none of it, in float32: rows that come and go, greedy and seeded."""
+    from llmkit import LLM
+
+    write_small_model(tmp_path)
     draw = np.random.default_rng(4)
     prompts = [{"prompt_token_ids": draw.integers(0, 9001, 5 + 9 * i).tolist()} for i in range(11)]
     params = [
@@ -190,3 +227,34 @@ def test_graphs_and_fused_kernels_give_the_reference_s_tokens(tmp_path: Path):
         assert len(set(map(tuple, answers[name]))) == len(prompts)
     assert answers["fast"] == answers["reference"]
     assert answers["graphs"] == answers["reference"]
+
+
+@pytest.mark.parametrize("way", [{}, {"top_p": 0.9}, {"top_k": 20}], ids=["temperature", "top-p", "top-k"])
+def test_a_seeded_answer_does_not_depend_on_its_company(tmp_path: Path, way: dict[str, Any]):
+    """In float32, whose rounding no draw of these meets: alone, in a batch of 7, and among 64 drawn in other ways."""
+    from llmkit import LLM
+
+    write_small_model(tmp_path)
+    draw = np.random.default_rng(6)
+    prompts = [{"prompt_token_ids": draw.integers(0, 9001, 4 + i).tolist()} for i in range(64)]
+    others = [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}, {"min_p": 0.1}, {"logprobs": 1}]
+    seeded = [
+        SamplingParams(**{"temperature": 0.8, "seed": i, "max_tokens": 40, "ignore_eos": True, **way}) for i in range(7)
+    ]
+    strange = [
+        SamplingParams(**{"temperature": 0.8, "seed": i, "max_tokens": 10 + i, "ignore_eos": True, **others[i % 6]})
+        for i in range(7, 64)
+    ]
+    with LLM(
+        str(tmp_path), load_format="dummy", skip_tokenizer=True, device="cuda", max_num_seqs=64, num_blocks=1000,
+        enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+
+        def answers(which: slice, params: list[SamplingParams]) -> list[list[int]]:
+            return [o.outputs[0].token_ids for o in llm.generate(prompts[which], params, use_tqdm=False)]
+
+        alone = [answers(slice(i, i + 1), seeded[i : i + 1])[0] for i in range(7)]
+        assert len(set(map(tuple, alone))) == 7
+        assert answers(slice(0, 7), seeded) == alone
+        assert answers(slice(0, 64), seeded + strange)[:7] == alone
+        assert answers(slice(63, None, -1), (seeded + strange)[::-1])[:-8:-1] == alone

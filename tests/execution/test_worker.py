@@ -28,7 +28,7 @@ from llmkit.hookspecs import PluginInfo, hookimpl
 from llmkit.hookspecs.attention import AttentionLayer, Support
 from llmkit.kv_cache.layout import KVCacheLayout
 from llmkit.layers.context import ModelContext
-from llmkit.registry import Registry
+from llmkit.registry import Registry, detect_environment
 from llmkit.requests.message import EngineRequest
 from llmkit.requests.sampling_params import SamplingParams
 from llmkit.scheduling.plan import AddedRow, StepPlan
@@ -134,6 +134,15 @@ def test_an_8_bit_cache_has_four_times_the_blocks_of_float32(make_setup):
     }
     assert plans["fp8"].block_bytes * 4 == plans["bfloat16"].block_bytes * 2 == plans["float32"].block_bytes
     assert plans["fp8"].num_blocks == 2 * plans["bfloat16"].num_blocks == 4 * plans["float32"].num_blocks > 4
+
+
+def test_what_the_attention_backend_keeps_is_planned_for(make_setup, monkeypatch):
+    before = Worker(make_setup()).dry_run().memory
+    setup = make_setup()
+    backend = setup.registry.create("attention", "plain", detect_environment("cpu"))
+    monkeypatch.setattr(type(backend), "workspace_bytes", lambda _: 5 << 20)
+    after = Worker(setup).dry_run().memory
+    assert after.activations == before.activations + (5 << 20)
 
 
 def test_dry_run_reads_nothing(make_setup):

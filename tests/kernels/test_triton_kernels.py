@@ -292,6 +292,30 @@ def test_a_row_draws_the_same_in_any_batch(table) -> None:
 
 
 @kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_company_of_any_size_and_kind_does_not_change_a_draw(table, dtype: torch.dtype) -> None:
+    """Of equal scores: alone, where only its own parameters count, among 7 and among 64, in any place, between rows
+    that are drawn in other ways."""
+    size, rows = (777, 9) if INTERPRETED else (49_152, 64)
+    ways = [(size, 1.0, 0.8), (size, 0.9, 0.8), (20, 1.0, 0.8), (size, 1.0, 0.0)]  # top_k, top_p, temperature
+    top_k, top_p, temperatures = (list(column) for column in zip(*(ways[i % 4] for i in range(rows)), strict=True))
+    draws, logits = draws_of(temperatures, [0.0] * rows), random(rows, size, dtype=dtype) * 3
+    whole = truncated(draws, top_k, top_p)
+    alone = [
+        table.draw(logits[i : i + 1], (whole if i % 4 in (1, 2) else draws).part(slice(i, i + 1))).item()
+        for i in range(rows)
+    ]
+    for company in (7, rows):
+        places = torch.randperm(rows)[:company]
+        cut = whole.truncation
+        mixed = DeviceDraws(
+            *(x[places] for x in (whole.seeds, whole.positions, whole.temperatures, whole.log_min_p)),
+            DeviceTruncation(cut.top_k[places], cut.top_p[places]),
+        )
+        assert table.draw(logits[places], mixed).tolist() == [alone[i] for i in places.tolist()]
+
+
+@kernels
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
 )  # the interpreter's arithmetic is numpy's

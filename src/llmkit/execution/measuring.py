@@ -113,13 +113,13 @@ def limits(config: EngineConfig) -> tuple[int, int, int]:
 
 
 def estimated_activations(built: BuiltModel, config: EngineConfig, itemsize: int) -> int:
-    """Bytes of temporaries of a full step.
+    """Bytes of temporaries of a full step, and of what the attention backend keeps.
 
     The widest moment of a layer holds the residual stream, the projection that is worked on and its result, or what
     the model's modules say of themselves; sampling holds a few tensors the size of the logits of all sequences.
     """
     _, tokens, sequences = limits(config)
-    return _activations(built, tokens, min(sequences, tokens), itemsize)
+    return _activations(built, tokens, min(sequences, tokens), itemsize) + built.backend.workspace_bytes()
 
 
 def estimated_graphs(built: BuiltModel, config: EngineConfig, itemsize: int) -> int:
@@ -148,7 +148,9 @@ def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) ->
 
 @torch.inference_mode()
 def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.device) -> int:
-    """Bytes of temporaries of a full step on a GPU: run one, with a cache of two blocks that is not written to."""
+    """Bytes of temporaries of a full step on a GPU, and of what the first one leaves behind, such as workspaces: run
+    one, with a cache of two blocks that is not written to."""
+    before = torch.cuda.memory_allocated(device)
     _, tokens, sequences = limits(config)
     rows = min(sequences, tokens)
     lengths = np.full(rows, tokens // rows, dtype=np.int32)
@@ -160,7 +162,6 @@ def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.
                 _full_step(built, np.array([length], dtype=np.int32), device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     cache = _full_step(built, lengths, device)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before - cache

@@ -156,6 +156,11 @@ class AttentionBackend(ABC):
             return "keys-values, head, token, element"
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that it keeps from its first step on, beside the cache. Memory plans count them before
+        anything has run; afterwards what a step leaves behind is measured."""
+        return 0
+
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:
         """Once a step and KV group: whatever `forward` needs of this batch, as an opaque object."""
