@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -153,24 +154,29 @@ def called_by_a_connector(frame):
     return frame is not None
 
 
+@cache
+def is_ours(path):
+    return any(part in path for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
+
+
 def interrupted(function, at):
     """Call `function`, interrupted at the `at`-th line that it executes in the scheduler, the cache or the core.
     Returns whether it was, and how many lines there were."""
     lines = 0
 
-    def trace(frame, event, _):
+    def called(frame, _event, _):
+        return counted if is_ours(frame.f_code.co_filename) and not called_by_a_connector(frame) else None
+
+    def counted(_frame, event, _):
         nonlocal lines
-        code = frame.f_code
-        ours = any(part in code.co_filename for part in ("/scheduling/", "/kv_cache/", "/engine/core"))
-        if not ours or lines >= at or called_by_a_connector(frame):
-            return None
         if event == "line":
             lines += 1
             if lines == at:
+                sys.settrace(None)
                 raise _Interrupt
-        return trace
+        return counted
 
-    sys.settrace(trace)
+    sys.settrace(called)
     try:
         function()
     except _Interrupt:
