@@ -1,25 +1,5 @@
-"""Kernels that start before the one ahead of them has ended ("programmatic dependent launch", Hopper and later).
+"""`llmkit.jit.chain`, for the kernels of this package."""
 
-A kernel launched with `launch_pdl` starts when all programs of the kernel ahead have called `next_may_start` or ended,
-and must call `wait_for_last` in every program before it touches what other kernels write: then all kernels ahead have
-ended, as they have waited too. Behind or ahead of other kernels it is launched as usual.
-"""
-
-from __future__ import annotations
-
-import functools
-
-import torch
-import triton
-from triton.language.extra.cuda import gdc_launch_dependents as next_may_start
-from triton.language.extra.cuda import gdc_wait as wait_for_last
-
-INTERPRETED: bool = triton.knobs.runtime.interpret
+from llmkit.jit.chain import INTERPRETED, follows_early, next_may_start, wait_for_last
 
 __all__ = ["INTERPRETED", "follows_early", "next_may_start", "wait_for_last"]
-
-
-@functools.cache
-def follows_early(device: torch.device) -> bool:
-    """Whether kernels on `device` can be launched so."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -17,9 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.chain import INTERPRETED, follows_early, next_may_start, wait_for_last
+from llmkit.jit.device import Device, device_of
+from llmkit.jit.few_rows import silu_and_mul
 from llmkit.jit.rehearsal import launch
-from llmkit_kernels.triton_chain import INTERPRETED, follows_early, next_may_start, wait_for_last
-from llmkit_kernels.triton_device import Device, device_of
 
 MOST_ROWS = 64
 LARGEST = 256 * 2**20  # bytes of a weight
@@ -53,7 +54,7 @@ def some_rows_kernel(
 
     Split s is the product of columns s * span to (s + 1) * span, a multiple of BLOCK_K. GATED: out is SiLU of the
     product with the first half of the weight, times that with the second. EVEN: k is a multiple of BLOCK_K. BIASED and
-    GATED: with one split. EARLY: see `triton_chain`.
+    GATED: with one split. EARLY: see `llmkit.jit.chain`.
     """
     own: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     first = tl.program_id(0) * own
@@ -84,7 +85,7 @@ def some_rows_kernel(
     kind = out_ptr.dtype.element_ty
     if GATED:
         gate, up = tl.split(tl.reshape(acc.to(kind).to(tl.float32), (BLOCK_M, own, 2)))
-        acc = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up  # rounded where the reference rounds
+        acc = silu_and_mul(gate, up, kind)
     out_row = first + tl.arange(0, own)
     if BIASED:
         acc += tl.load(bias_ptr + out_row, mask=out_row < n, other=0.0).to(tl.float32)[None, :]

@@ -15,6 +15,7 @@ import torch
 from llmkit.errors import ModelError
 from llmkit.hookspecs.attention import Support
 from llmkit.hookspecs.quantization import QuantizationMethod
+from llmkit.jit import few_rows
 from llmkit_quantization import fp8_weight, triton_fp8_product, triton_fp8_rows, triton_fp8_some_rows
 from llmkit_quantization.fp8_weight import Fp8Weight
 
@@ -50,7 +51,7 @@ class Fp8(QuantizationMethod):
         bias: torch.Tensor | None,
         kernels: KernelTable,  # noqa: ARG002
     ) -> torch.Tensor:
-        if triton_fp8_product.takes(x):
+        if few_rows.fits(x):
             return triton_fp8_product.linear(x, packed, bias)
         return _product(*triton_fp8_rows.rounded_rows(x), packed, bias, x.dtype)
 
@@ -66,7 +67,7 @@ class Fp8(QuantizationMethod):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if triton_fp8_product.takes_norm(x, residual, norm, packed):
             return triton_fp8_product.normed_linear(x, residual, norm, eps, packed, bias)
-        if triton_fp8_product.takes(x) or not _dense(x, residual):
+        if few_rows.fits(x) or not _dense(x, residual):
             normed, total = kernels.add_rms_norm(x, residual, norm, eps)
             return self.linear(normed, packed, bias, kernels), total
         codes, scales = triton_fp8_rows.add_norm_rounded(x, residual, norm, eps)
@@ -83,7 +84,7 @@ class Fp8(QuantizationMethod):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if triton_fp8_product.takes_norm(x, residual, norm, packed):
             return triton_fp8_product.normed_silu(x, residual, norm, eps, packed)
-        if triton_fp8_product.takes(x):
+        if few_rows.fits(x):
             normed, total = kernels.add_rms_norm(x, residual, norm, eps)
             return triton_fp8_product.silu_linear(normed, packed), total
         if _dense(x, residual) and triton_fp8_some_rows.takes(x.shape[0]):

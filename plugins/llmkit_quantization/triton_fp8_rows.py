@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llmkit.jit.chain import INTERPRETED, follows_early, next_may_start, wait_for_last
 from llmkit.jit.rehearsal import launch
 from llmkit_quantization.fp8_weight import FLOAT8, LARGEST
-from llmkit_quantization.triton_fp8_product import INTERPRETED, starts_early
 
 _LARGEST = tl.constexpr(LARGEST)
 
@@ -20,10 +19,10 @@ def fp8_rows_kernel(
     BLOCK_D: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: a row. x [t, size] with a row stride, codes [t, size], scales [t]. NORMED: residual [t, size]
-    becomes the sum with x, and codes are those of its norm. EARLY: see `fp8_few_rows_kernel`."""
+    becomes the sum with x, and codes are those of its norm. EARLY: see `llmkit.jit.chain`."""
     if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+        next_may_start()
+        wait_for_last()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_D)
     inside = column < size
@@ -68,7 +67,7 @@ def _launch(
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         block = triton.next_power_of_2(size)
-        early = starts_early(x.device)
+        early = follows_early(x.device)
         launch(
             fp8_rows_kernel, (rows,), x, residual, norm, codes, scales, x.stride(0), size, eps,
             BLOCK_D=block, NORMED=normed, EARLY=early, num_warps=max(1, min(16, block // 512)),

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llmkit.jit.chain import INTERPRETED, follows_early, next_may_start, wait_for_last
+from llmkit.jit.device import Device, device_of
+from llmkit.jit.few_rows import silu_of_pairs, store_columns
 from llmkit.jit.rehearsal import launch
 from llmkit_quantization.fp8_weight import Fp8Weight
-from llmkit_quantization.triton_fp8_product import INTERPRETED, device_facts, starts_early
 
 MOST_ROWS = 64
 _LEAST_STEPS = 8  # blocks of columns of a split
@@ -51,7 +52,7 @@ def fp8_some_rows_kernel(
 
     Split s has the columns s * span to (s + 1) * span, a multiple of BLOCK_K. parts float32 [blocks, SPLITS, BLOCK_N,
     BLOCK_M], turns int32 [blocks]. GATED: out is SiLU of the product with the first half of the weight, times that with
-    the second. EVEN: k is a multiple of BLOCK_K. EARLY: see `fp8_few_rows_kernel`.
+    the second. EVEN: k is a multiple of BLOCK_K. EARLY: see `llmkit.jit.chain`.
     """
     own: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     block = tl.program_id(0)
@@ -69,8 +70,8 @@ def fp8_some_rows_kernel(
     begin = tl.program_id(1) * span
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+        next_may_start()
+        wait_for_last()
     there = token < rows
     for start in tl.range(begin, tl.minimum(begin + span, k), BLOCK_K, num_stages=STAGES):
         if EVEN:
@@ -95,16 +96,9 @@ def fp8_some_rows_kernel(
             acc += tl.load(part + split * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
         tl.store(turns_ptr + block, 0)
     acc *= weight_scale[:, None] * tl.load(x_scale_ptr + token, mask=there, other=0.0)[None, :]
-    out_row = first + tl.arange(0, own)
     if GATED:
-        kind = out_ptr.dtype.element_ty
-        halves = tl.reshape(acc.to(kind).to(tl.float32), (own, 2, BLOCK_M))
-        gate, up = tl.split(tl.permute(halves, (0, 2, 1)))
-        acc = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up  # rounded where the reference rounds
-    if BIASED:
-        acc += tl.load(bias_ptr + out_row, mask=out_row < n, other=0.0).to(tl.float32)[:, None]
-    out = out_ptr + (token * n)[None, :] + out_row[:, None]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(out_row < n)[:, None] & there[None, :])
+        acc = silu_of_pairs(acc, own, BLOCK_M, out_ptr.dtype.element_ty)
+    store_columns(acc, out_ptr, bias_ptr, first + tl.arange(0, own), token, rows, n, BIASED)
 
 
 def takes(rows: int) -> bool:
@@ -139,7 +133,7 @@ def _launch(
     gated: bool = False,
 ) -> None:
     (rows, k), n = codes.shape, out.shape[1]
-    early = starts_early(codes.device)
+    early = follows_early(codes.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     blocks, block_m = triton.cdiv(n, block.rows // 2 if gated else block.rows), _block_m(rows)
     parts = scales
@@ -167,16 +161,16 @@ def _span(k: int, block: _Block) -> int:
 
 
 def _block(packed: Fp8Weight, rows: int) -> _Block:
-    return _chosen(*packed.codes.shape, _block_m(rows), *device_facts(packed.codes.device))
+    return _chosen(*packed.codes.shape, _block_m(rows), device_of(packed.codes.device))
 
 
 @functools.cache
-def _chosen(weight_rows: int, k: int, block_m: int, processors: int, shared_memory: int) -> _Block:
+def _chosen(weight_rows: int, k: int, block_m: int, device: Device) -> _Block:
     """As many splits as there are multiprocessors for, of eight blocks of columns and more. With more programs than
     multiprocessors, stages are so many that two programs fit one."""
     blocks = triton.cdiv(weight_rows, _BLOCK.rows)
-    splits = max(1, min(processors // blocks, k // (_LEAST_STEPS * _BLOCK.columns)))
+    splits = max(1, min(device.processors // blocks, k // (_LEAST_STEPS * _BLOCK.columns)))
     splits = triton.cdiv(k, _span(k, replace(_BLOCK, splits=splits)))  # none of them empty
-    room = shared_memory // 2 if blocks > processors else shared_memory
+    room = device.shared_memory // 2 if blocks > device.processors else device.shared_memory
     stages = room // ((block_m + _BLOCK.rows) * _BLOCK.columns)
     return replace(_BLOCK, stages=max(2, min(_BLOCK.stages, stages)), splits=splits)

@@ -409,7 +409,8 @@ def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int
 
 @kernels
 def test_products_that_the_kernel_of_few_rows_is_not_for(table) -> None:
-    from llmkit_kernels.triton_few_rows import MOST_ROWS, takes, takes_norm
+    from llmkit.jit.few_rows import MOST_ROWS
+    from llmkit_kernels.triton_few_rows import takes, takes_norm
 
     x, weight = random(4, 64, dtype=torch.float16), random(32, 64, dtype=torch.float16)
     norm = random(64, dtype=torch.float16)
@@ -427,9 +428,10 @@ def test_products_that_the_kernel_of_few_rows_is_not_for(table) -> None:
 
 
 def test_shared_memory_limits_what_is_under_way() -> None:
-    from llmkit_kernels.triton_few_rows import _FEW_PROGRAMS, _NORMED, _fitted
+    from llmkit.jit.few_rows import fitted
+    from llmkit_kernels.triton_few_rows import _FEW_PROGRAMS, _NORMED
 
-    assert _fitted(_FEW_PROGRAMS, False, 227 * 1024) == _FEW_PROGRAMS
-    assert _fitted(_NORMED, True, 227 * 1024) == _NORMED
-    assert _fitted(_FEW_PROGRAMS, False, 99 * 1024).stages == 5
-    assert _fitted(_NORMED, True, 32 * 1024).stages == 2
+    assert fitted(_FEW_PROGRAMS, 2, False, 227 * 1024) == _FEW_PROGRAMS
+    assert fitted(_NORMED, 2, True, 227 * 1024) == _NORMED
+    assert fitted(_FEW_PROGRAMS, 2, False, 99 * 1024).stages == 5
+    assert fitted(_NORMED, 2, True, 32 * 1024).stages == 2

@@ -146,7 +146,7 @@ def test_products_that_the_kernel_is_not_for(table) -> None:
 
 
 def test_blocks() -> None:
-    from llmkit_kernels.triton_device import Device
+    from llmkit.jit.device import Device
     from llmkit_kernels.triton_some_rows import _chosen
 
     device = Device(132, 227 * 1024)

@@ -158,7 +158,7 @@ def test_rows_are_rounded_as_the_definition_says(rows: int, size: int, dtype: to
 @pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, which interprets
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_stays_so(method, bad: float) -> None:
-    from llmkit_quantization.triton_fp8_product import MOST_ROWS
+    from llmkit.jit.few_rows import MOST_ROWS
 
     packed = method.pack(random(32, 64), "linear")
     for rows in (3, MOST_ROWS + 3):
@@ -296,13 +296,14 @@ def test_columns_are_dealt_out_where_programs_are_few(method) -> None:
 
 def test_splits_and_stages() -> None:
     """Of the 8B shapes on an H200: one program for each multiprocessor where there are few, else two."""
+    from llmkit.jit.device import Device
     from llmkit_quantization.triton_fp8_some_rows import _chosen
 
-    h200 = (132, 227 * 1024)
-    chosen = {shape: _chosen(*shape, 64, *h200) for shape in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))}
+    h200 = Device(132, 227 * 1024)
+    chosen = {shape: _chosen(*shape, 64, h200) for shape in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))}
     assert [(block.splits, block.stages) for block in chosen.values()] == [(1, 4), (2, 4), (1, 3), (2, 4)]
-    assert _chosen(28672, 4096, 16, *h200).stages == 4
-    assert _chosen(4096, 4096, 64, 132, 99 * 1024).stages == 3
+    assert _chosen(28672, 4096, 16, h200).stages == 4
+    assert _chosen(4096, 4096, 64, Device(132, 99 * 1024)).stages == 3
 
 
 @pytest.mark.gpu

@@ -1,9 +1,12 @@
-"""What plugins with compiled CPU kernels share. Importing it is cheap: numba is imported by `runtime.load`.
+"""What plugins with compiled kernels share. Importing it is cheap: numba is imported by `runtime.load`.
 
 - `runtime`: compiling kernels (with a cache on disk), running them on torch's threads, scratch memory.
 - `vector`: vector operations for use inside kernels, and emitters of LLVM instructions for new ones.
 - `tiles`: register tiles of matrix products, and the product of a few rows with a weight.
 - `rehearsal`: kernels of GPUs compiled side by side before a step launches them.
+- `chain`, `device`, `float8`: for kernels in Triton: starting before the one ahead has ended, what a GPU has, 8-bit
+  floating-point numbers.
+- `few_rows`: products of a few rows with a weight, in Triton, and what stands before and behind them.
 - `support`: why kernels cannot work on a machine, for front doors.
 
 A kernel is a Python function `kernel(args)` of an int64 array, written with these operations. It takes pieces of work

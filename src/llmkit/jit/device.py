@@ -22,4 +22,4 @@ def device_of(device: torch.device) -> Device:
     if device.type != "cuda":
         return Device(processors=8, shared_memory=2**17)
     properties = torch.cuda.get_device_properties(device)
-    return Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    return Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
