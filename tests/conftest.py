@@ -7,10 +7,12 @@ import gc
 import json
 import os
 import random
+import re
+import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from llmkit.errors import ModelError
 
 DATA = Path(__file__).parent / "data"
 E2E = Path(__file__).parent / "e2e"
+INTERPRETER = Path(__file__).parent / "interpreter"
 MAX_WORKERS = 4
 SHARED_CACHES = ("models", "kernels", "test-suites")
 
@@ -107,6 +110,27 @@ def seeded(request: pytest.FixtureRequest) -> None:
         sys.modules["numpy"].random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[..., list[str]]:
+    """interpreted(*arguments of pytest, **environment): run tests where Triton interprets its kernels, in a process of
+    their own, as the interpreter must be chosen before Triton is imported; ids of the tests that have passed.
+
+    The test fails where one of them does. Folders for imports are added to those in PYTHONPATH."""
+
+    def run(*arguments: str | Path, **environment: str) -> list[str]:
+        flags = ["-v", "-x", "--import-mode=importlib", "-p", "quick_interpreter", "-p", "no:cacheprovider"]
+        flags += [flag for plugin in ("xdist", "schemathesis", "hypothesispytest") for flag in ("-p", f"no:{plugin}")]
+        variables = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} | environment
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INTERPRETER), environment.get("PYTHONPATH"))))
+        variables.pop("PYTEST_ADDOPTS", None)
+        command = [sys.executable, "-m", "pytest", *flags, *map(str, arguments)]
+        done = subprocess.run(command, env=variables, cwd=E2E.parents[1], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+        return re.findall(r"^(\S+::.*) PASSED", done.stdout, re.MULTILINE)
+
+    return run
 
 
 @pytest.fixture(scope="session")

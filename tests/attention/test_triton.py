@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +22,11 @@ on_gpu = [
 ]
 
 
-def test_under_the_interpreter() -> None:
+def test_under_the_interpreter(interpreted: Callable[..., list[str]]) -> None:
     """The conformance suite, and all of `test_triton_interpreted.py`."""
     path = Path(__file__).with_name("test_triton_interpreted.py")
-    flags = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--llmkit-conformance=attention:triton"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", *flags, str(path)]
-    done = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    counted = re.search(r"(\d+) passed", done.stdout)
-    assert counted, done.stdout
-    assert int(counted[1]) >= 48, "tests of the kernels were skipped"
+    passed = interpreted("--llmkit-conformance=attention:triton", path)
+    assert len(passed) >= 69, "tests of the kernels were skipped"
 
 
 def follow(recorded: AttentionBatch, other: AttentionBatch) -> None:

@@ -213,11 +213,18 @@ def test_interpreted_it_is_taken_only_when_named() -> None:
 
 
 @pytest.mark.model
-def test_the_model_answers_as_the_reference(smollm2_gguf: Path, golden: list[dict[str, Any]]) -> None:
-    """The first tokens of a golden answer: a prompt of five tokens, then a decode step, through thirty layers."""
+def test_reference_tokens(smollm2_gguf: Path, golden: list[dict[str, Any]]) -> None:
+    """All prompts in one batch: prefills of several lengths, then decodes, through thirty layers.
+
+    The two shortest prompts and the first tokens of their answers by default; LLMKIT_DEEP_TESTS=1: more of both."""
     from llmkit import LLM, SamplingParams
 
-    settings = {"attention.backend": "triton", "execution.kernels": "torch", "num_threads": 1}
-    with LLM(smollm2_gguf, dtype="float32", max_model_len=64, num_blocks=8, **settings) as llm:
-        answer = llm.generate(golden[0]["prompt_token_ids"], SamplingParams(temperature=0, max_tokens=2))[0].outputs[0]
-    assert answer.token_ids == golden[0]["output_token_ids"][:2]
+    num_prompts, num_tokens = (6, 8) if os.environ.get("LLMKIT_DEEP_TESTS") == "1" else (2, 2)
+    items = sorted(golden, key=lambda item: len(item["prompt_token_ids"]))[:num_prompts]
+    prompts = [{"prompt_token_ids": item["prompt_token_ids"]} for item in items]
+    settings = {"dtype": "float32", "max_model_len": 1024, "num_blocks": 400, "num_threads": 1}
+    with LLM(smollm2_gguf, **settings, **{"attention.backend": "triton"}) as llm:
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    answers = [list(output.outputs[0].token_ids) for output in outputs]
+    assert answers == [item["output_token_ids"][:num_tokens] for item in items]

@@ -1,13 +1,9 @@
-"""`fp8` against products in float64: its kernels on a GPU where there is one, else interpreted in a process of their
-own, which runs this file again."""
+"""`fp8` against products in float64: its kernels on a GPU where there is one, and interpreted, in the process that
+`tests/kernels/test_interpreted.py` starts."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,20 +25,6 @@ KERNELS = TorchKernels()
 HOPPER = Environment(device_type="cuda", compute_capability=(9, 0))
 
 kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets")
-def test_under_the_interpreter() -> None:
-    path = Path(__file__)
-    flags = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", *flags, str(path)]
-    done = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    counted = re.search(r"(\d+) passed", done.stdout)
-    assert counted, done.stdout
-    assert int(counted[1]) >= 30, "tests of the kernels were skipped"
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
