@@ -109,27 +109,25 @@ def subject_of(arguments: argparse.Namespace) -> Iterator[Subject]:
 
 
 def compared(subject: Subject, dtype: str, arguments: argparse.Namespace) -> bool:
-    """Print what came of one type; whether anything is wrong."""
+    """Print what came of one type; whether anything is wrong. A backend that fails leaves the others their turn."""
     print(f"\n{arguments.shape or subject.model}, {dtype}, {len(subject.prompts)} prompts", flush=True)
-    runs: list[Answers] = []
-    failed = False
+    closeness: Closeness | None = None
+    wrong: list[str] = []
     for backend in arguments.backends:
+        runs: list[Answers] = []
         try:
-            runs += answered(subject, backend, dtype, arguments.device)
-        except Exception as error:  # a backend that fails leaves the others their turn
+            runs.extend(answered(subject, backend, dtype, arguments.device))  # keeps what came before an error
+        except Exception as error:
             refused = isinstance(error, PluginError) and "cannot be used" in str(error)
-            failed |= not refused
+            wrong += [] if refused else [backend]
             word = "left out" if refused else f"FAILED {type(error).__name__}"
             print(f"  {backend}: {word}: {str(error)[:1500]}", flush=True)
-    if not runs:
-        return True
-    expected = runs[0].tokens
-    if dtype == "float32" and subject.expected is not None:
-        expected = subject.expected
-    closeness = Closeness(subject, expected, dtype, arguments.device)
-    wrong = [run.label for run in runs if not closeness.judge(run)]
+        if runs and closeness is None:
+            given = subject.expected if dtype == "float32" else None
+            closeness = Closeness(subject, given or runs[0].tokens, dtype, arguments.device)
+        wrong += [run.label for run in runs if closeness is None or not closeness.judge(run)]
     print(f"  WRONG: {'; '.join(wrong)}" if wrong else "  all within it", flush=True)
-    return bool(wrong) or failed
+    return bool(wrong) or closeness is None
 
 
 def answered(subject: Subject, backend: str, dtype: str, device: str) -> Iterator[Answers]:
