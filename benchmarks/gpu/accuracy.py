@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from differences import Difference, difference
-from logits import of_hugging_face, of_llmkit
+from logits import of_engine, of_hugging_face, opened_model
+
+from llmkit import LLM
 
 VARIANTS: dict[str, dict[str, str]] = {
     "none": {},
@@ -61,51 +63,49 @@ class Comparison:
         """Print the tables. A variant that fails leaves the others their turn."""
         dtype, variants = self._arguments.dtype, self._arguments.variants
         print(HEAD.format("beside float32"), flush=True)
-        self._row("llmkit float32", "all", lambda: self._llmkit("float32", "none"))
+        self._of_engine("float32", "none", ())
         peer = mine = None
         if dtype != "float32":
-            peer = self._row(f"Hugging Face {dtype}", "all", lambda: self._peer(dtype))
-        if "none" in variants and dtype != "float32":
-            mine = self._all("none")
+            peer = self._row(f"Hugging Face {dtype}", None, lambda: self._peer(dtype))
         for name in variants:
-            if name != "none":
-                self._all(name)
+            if name != "none" or dtype != "float32":
+                first = self._of_engine(dtype, name, self._arguments.few)
+                mine = first if name == "none" else mine
         if peer and mine:
             print(f"\n{judged(mine, peer)}", flush=True)
-        self._beside_own([name for name in variants if name != "none"])
+        in_float8 = [name for name in variants if name != "none"]
+        if in_float8 and dtype != "float32":
+            print("\n" + HEAD.format(f"beside llmkit {dtype}"), flush=True)
+            with self._opened(dtype, "none") as llm:
+                self._expected = list(of_engine(llm, self._texts))
+            for name in in_float8:
+                self._of_engine(dtype, name, ())
 
-    def _all(self, name: str) -> Difference | None:
-        """The rows of a variant; what came of the whole texts."""
-        label = f"llmkit {self._arguments.dtype}" + ("" if name == "none" else f", {name}")
-        rows = [
-            self._row(label, str(few or "all"), lambda few=few: self._llmkit(self._arguments.dtype, name, few))
-            for few in (None, *self._arguments.few)
-        ]
+    def _of_engine(self, dtype: str, variant: str, few: Sequence[int]) -> Difference | None:
+        """The rows of an engine; what came of the whole texts."""
+        label = f"llmkit {dtype}" + ("" if variant == "none" else f", {variant}")
+        try:
+            with self._opened(dtype, variant) as llm:
+                rows = [
+                    self._row(label, count, lambda count=count: of_engine(llm, self._texts, count))
+                    for count in (None, *few)
+                ]
+        except Exception as error:
+            print(f"| {label} | | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
+            return None
         return rows[0]
 
-    def _beside_own(self, variants: list[str]) -> None:
-        dtype = self._arguments.dtype
-        if not variants or dtype == "float32":
-            return
-        print("\n" + HEAD.format(f"beside llmkit {dtype}"), flush=True)
-        self._expected = list(self._llmkit(dtype, "none"))
-        for name in variants:
-            self._row(f"llmkit {dtype}, {name}", "all", lambda name=name: self._llmkit(dtype, name))
-
-    def _row(self, label: str, few: str, logits: Callable[[], Iterator[torch.Tensor]]) -> Difference | None:
+    def _row(self, label: str, few: int | None, logits: Callable[[], Iterator[torch.Tensor]]) -> Difference | None:
         try:
             found = difference(self._expected, logits())
         except Exception as error:
-            print(f"| {label} | {few} | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
+            print(f"| {label} | {few or 'all'} | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
             return None
-        print(f"| {label} | {few} | {found.row()} |", flush=True)
+        print(f"| {label} | {few or 'all'} | {found.row()} |", flush=True)
         return found
 
-    def _llmkit(self, dtype: str, variant: str, few: int | None = None) -> Iterator[torch.Tensor]:
-        arguments = self._arguments
-        return of_llmkit(
-            arguments.model, self._texts, device=arguments.device, few=few, dtype=dtype, **VARIANTS[variant]
-        )
+    def _opened(self, dtype: str, variant: str) -> LLM:
+        return opened_model(self._arguments.model, device=self._arguments.device, dtype=dtype, **VARIANTS[variant])
 
     def _peer(self, dtype: str) -> Iterator[torch.Tensor]:
         return of_hugging_face(self._arguments.model, self._texts, device=self._arguments.device, dtype=dtype)

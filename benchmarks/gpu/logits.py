@@ -18,19 +18,24 @@ MAX_MODEL_LEN = 256
 PAGE_SIZE = 16
 
 
+def opened_model(model: str, *, device: str, **settings: Any) -> LLM:
+    """An engine whose model is to be looked at; it serves few sequences, so its start is short."""
+    return LLM(model, device=device, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, num_blocks=32, **settings)
+
+
 @torch.inference_mode()
 def of_llmkit(
     model: str, texts: Sequence[torch.Tensor], *, device: str, few: int | None = None, **settings: Any
 ) -> Iterator[torch.Tensor]:
-    """Of every text int64[t], float32 [t, vocabulary] on the device. few: read so many tokens at a time, which other
-    kernels do than whole prompts. settings: of the engine."""
-    with LLM(model, device=device, max_model_len=MAX_MODEL_LEN, num_blocks=32, **settings) as llm:
+    """`of_engine` of an engine with these settings."""
+    with opened_model(model, device=device, **settings) as llm:
         yield from of_engine(llm, texts, few)
 
 
 @torch.inference_mode()
 def of_engine(llm: LLM, texts: Sequence[torch.Tensor], few: int | None = None) -> Iterator[torch.Tensor]:
-    """The same of an engine that runs; its cache is left alone."""
+    """Of every text int64[t], float32 [t, vocabulary] on the engine's device. few: read so many tokens at a time, which
+    other kernels do than whole prompts. The engine's cache is left alone."""
     built = llm.engine.core.executor._worker._built
     layers = [module.layer for module in built.model.modules() if isinstance(module, Attention)]
     device = llm.config.execution.device
