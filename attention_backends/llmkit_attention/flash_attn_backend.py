@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,8 @@ class FlashAttnAttention(AttentionBackend):
 
 def _library() -> Callable[..., Any]:
     """FlashAttention's function for rows of any lengths; what it compiles is kept for the next start, which it must be
-    told before it is imported."""
+    told before it is imported. Its compiler warns of an argument that is never given, which is of no use to users."""
+    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning, r"cutlass\.")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_folder() / "flash-attention"))
     from flash_attn.cute import flash_attn_varlen_func

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,6 +129,26 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "flashinfer":
             del sys.modules[name]
+
+
+def test_flash_attention_s_compiler_does_not_warn_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "fakes"))
+    for name in ("ENABLED", "DIR"):
+        monkeypatch.setenv(f"FLASH_ATTENTION_CUTE_DSL_CACHE_{name}", "0")  # or it would stay set
+    before = set(sys.modules)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        flash_attn_backend._library()
+        for message, module in (
+            ("Argument aux_data (position 17) cannot be converted to a JitArgument", "cutlass.base_dsl.dsl"),
+            ("Argument aux_data", "elsewhere"),
+            ("something else", "cutlass.base_dsl.dsl"),
+        ):
+            warnings.warn_explicit(message, UserWarning, "dsl.py", 1, module=module)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "flash_attn":
+            del sys.modules[name]
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["not copied yet", "copied"])
