@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmkit.config import EngineConfig
 from llmkit.config.combined import publisher_extension
-from llmkit.engine.collection import collection_paused, freeze_imports, freeze_later_imports, set_aside
+from llmkit.engine.collection import Aside, collection_paused, freeze_imports, freeze_later_imports, set_aside
 from llmkit.engine.device import resolve_device
 from llmkit.engine.resolve import resolve_config
 from llmkit.errors import ConfigError, OutOfMemoryError
@@ -55,13 +55,14 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class Engine:
-    """A running engine and what it was built from."""
+    """A running engine and what it was built from. aside: what the garbage collector leaves alone meanwhile."""
 
     core: EngineCore
     prepared: PreparedModel
     report: WorkerReport
     layout: KVCacheLayout
     observers: tuple[Observer, ...] = ()
+    aside: Aside = field(default_factory=Aside)
 
     @property
     def config(self) -> EngineConfig:
@@ -72,6 +73,7 @@ class Engine:
         """Stop the engine, free what it holds, tell the observers. May be called twice."""
         if not self.core.closed:
             self.core.close()
+            self.aside.end()
             for observer in self.observers:
                 observer.llmkit_engine_stopped()
 
@@ -131,14 +133,16 @@ def build_engine(
 def start_engine(prepared: PreparedModel, progress: LoadProgress | None = None) -> Engine:
     """Load the weights of a prepared model and start its engine. Raises as `build_engine` does."""
     with prepared.registry.blaming():
+        with collection_paused():
+            executor = _executor(prepared)  # brings large libraries along
         if prepared.grammars is not None and prepared.config.structured.preload_grammars:
             prepared.grammars.preload()
-            freeze_later_imports()  # a collection that walks over them takes a tenth of a second, beside the steps
-        with set_aside():
-            return _start(prepared, progress)
+        freeze_later_imports()  # a collection that walks over them takes a tenth of a second, beside the steps
+        with set_aside() as aside:
+            return _start(prepared, executor, progress, aside)
 
 
-def _start(prepared: PreparedModel, progress: LoadProgress | None) -> Engine:
+def _start(prepared: PreparedModel, executor: Executor, progress: LoadProgress | None, aside: Aside) -> Engine:
     from llmkit.engine.core import EngineCore
     from llmkit.execution.connector_half import build_connector, scheduler_half
     from llmkit.execution.setup import WorkerSetup
@@ -149,7 +153,6 @@ def _start(prepared: PreparedModel, progress: LoadProgress | None) -> Engine:
     breakers = prepared.breakers
     observers = prepared.registry.observers(active_extensions(config), prepared.environment, breakers)
     connector = build_connector(config, prepared.registry, prepared.environment)
-    executor = _executor(prepared)
     max_concurrent_steps = _concurrent_steps(config, executor)
     try:
         report = executor.start(WorkerSetup(config, prepared.source, prepared.registry, progress=progress))
@@ -180,7 +183,7 @@ def _start(prepared: PreparedModel, progress: LoadProgress | None) -> Engine:
     for observer in observers:
         observer.llmkit_engine_started(config)
     _tell_of_idle_options(prepared.registry)
-    return Engine(core, prepared, report, layout, observers)
+    return Engine(core, prepared, report, layout, observers, aside)
 
 
 def plan_engine(config: EngineConfig, registry: Registry | None = None, *, online: bool = False) -> DryRun:
