@@ -43,9 +43,10 @@ class Answer:
         self._shown_tokens = 0
         self._shown_end = False
 
-    def apply(self, output: EngineOutput) -> None:
-        """Take in a step's tokens. Those after the one that completes a stop string are dropped, ids and
+    def apply(self, output: EngineOutput) -> int:
+        """Take in a step's tokens; how many. Those after the one that completes a stop string are dropped, ids and
         log-probabilities too."""
+        before = len(self._token_ids)
         last = len(output.new_token_ids) - 1
         for i, token_id in enumerate(output.new_token_ids):
             self._token_ids.append(token_id)
@@ -54,10 +55,12 @@ class Answer:
             ends = i == last and output.finish_reason == "stop" and not output.last_token_is_text
             if ends and not self._shows_stop_token:
                 break  # the token that ended the answer is counted, not shown
-            if self._show(self._detokenizer.append(token_id)):
-                return
+            text = self._detokenizer.append(token_id)
+            if text and self._show(text):
+                return len(self._token_ids) - before
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.stop_reason)
+        return len(self._token_ids) - before
 
     def end(self, reason: FinishReason, stop_reason: int | None = None) -> None:
         """End, unless it has ended. Text that was held back because a stop string might begin there is shown."""
@@ -68,8 +71,6 @@ class Answer:
 
     def _show(self, text: str) -> bool:
         """Append `text` as far as it may be shown; True if a stop string ended the answer."""
-        if not text:
-            return False
         shown = self._matcher.feed(text, len(self._token_ids))
         if isinstance(shown, StopMatch):
             self._texts.append(shown.text)

@@ -48,7 +48,10 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(answer.finish_reason is not None for answer in self.answers)
+        for answer in self.answers:  # noqa: SIM110 - asked for every request of every step
+            if answer.finish_reason is None:
+                return False
+        return True
 
     @property
     def started(self) -> bool:
@@ -169,10 +172,11 @@ class OutputProcessor:
                 stopped += [(output.request_id, index) for index in running]
                 state.end("error", f"The answer cannot be shown: {described(error)}")
         for request_id, state in touched.items():
-            if state.finished:
+            finished = state.finished
+            if finished:
                 state.metrics.finished_time = now
             state.notify(state)
-            if state.finished:
+            if finished:
                 del self._requests[request_id]  # last: what an interrupt leaves here is ended by `fail_all`
         return stopped
 
@@ -186,7 +190,8 @@ class OutputProcessor:
         return ids
 
     def _apply(self, state: RequestState, output: EngineOutput, now: float) -> bool:
-        state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens)
+        if output.num_cached_tokens > state.num_cached_tokens:
+            state.num_cached_tokens = output.num_cached_tokens
         if output.first_scheduled_time is not None:
             state.metrics.first_scheduled_time = output.first_scheduled_time
         if output.num_preemptions:
@@ -204,10 +209,9 @@ class OutputProcessor:
             state.error, state.error_param = output.error, output.error_param
             state.overloaded = output.overloaded
         answer = state.answers[output.index]
-        before = answer.num_tokens
-        answer.apply(output)
-        if output.new_token_ids or output.finish_reason is not None:
-            self._count(state, answer, answer.num_tokens - before, now)
+        num_new = answer.apply(output)
+        if num_new or output.finish_reason is not None:
+            self._count(state, answer, num_new, now)
         return answer.finish_reason is not None and output.finish_reason is None
 
     def _count(self, state: RequestState, answer: Answer, num_new: int, now: float) -> None:
