@@ -36,7 +36,7 @@ MODEL = {
     "eos_token_id": 5,
 }
 FLAGS = ["--load-format", "dummy", "--hf-overrides", json.dumps(MODEL), "--dtype", "float32", "--num-blocks", "300"]
-FLAGS += ["--num-threads", "1", "--served-model-name", "tiny"]
+FLAGS += ["--num-threads", "1", "--served-model-name", "tiny", "--attention", "torch", "--kernels", "torch"]
 LONG = {"prompt": [1, 2, 3], "max_tokens": 3000, "ignore_eos": True, "stream": True, "return_token_ids": True}
 
 
