@@ -44,19 +44,21 @@ def test_embeddings_are_those_of_transformers(llm, smollm2_folder, facts, poolin
         assert output.embedding == pytest.approx(vector / np.linalg.norm(vector), abs=1e-4)
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_sleep_in_a_process_in_the_middle_of_an_answer(smollm2_gguf, settings, facts, level):
+def test_sleep_in_a_process_in_the_middle_of_an_answer(smollm2_gguf, settings, facts):
+    """At each level, in the same process."""
+
     async def main():
         async with AsyncLLM(smollm2_gguf, **settings) as llm:
-            stream = llm.submit(facts.g1, SamplingParams(temperature=0, max_tokens=12, output_kind="delta"))
-            await stream.first()
-            await llm.sleep(level)
-            assert await llm.is_sleeping()
-            await llm.wake_up()
-            ids = [token for output in [o async for o in stream] for token in output.outputs[0].token_ids]
-            assert ids == facts.g1_ids
-            assert llm.health.num_restarts == 0
-            assert (await llm.kv_map()).counts()["in_use"] == 0
-            assert (await llm.recent_steps())[-1].num_running == 0
+            for level in (1, 2):
+                stream = llm.submit(facts.g1, SamplingParams(temperature=0, max_tokens=12, output_kind="delta"))
+                await stream.first()
+                await llm.sleep(level)
+                assert await llm.is_sleeping()
+                await llm.wake_up()
+                ids = [token for output in [o async for o in stream] for token in output.outputs[0].token_ids]
+                assert ids == facts.g1_ids
+                assert llm.health.num_restarts == 0
+                assert (await llm.kv_map()).counts()["in_use"] == 0
+                assert (await llm.recent_steps())[-1].num_running == 0
 
     asyncio.run(main())

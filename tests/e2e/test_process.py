@@ -108,17 +108,18 @@ async def killing_at(llm: AsyncLLM, under_way: list[Answer], counts: Sequence[in
 def test_no_stream_notices_that_the_engine_was_killed(
     smollm2_gguf: Path, settings: dict[str, Any], golden: list[dict[str, Any]]
 ) -> None:
-    requests = requests_of(golden, 8, 32)
+    """Once by default; once more, in its second life, with LLMKIT_DEEP_TESTS=1."""
+    requests, kills = requests_of(golden, 8, 32), (60, 180) if DEEP else (90,)
 
     async def main() -> None:
         async with AsyncLLM(smollm2_gguf, **settings) as llm:
             undisturbed = await answer_all(llm, requests, [])
             under_way: list[Answer] = []
-            async with killing_at(llm, under_way, (60, 180)):
+            async with killing_at(llm, under_way, kills):
                 disturbed = await answer_all(llm, requests, under_way)
             for number, (one, other) in enumerate(zip(disturbed, undisturbed, strict=True)):
                 assert one == other, f"stream {number}"
-            assert llm.health.num_restarts == 2
+            assert llm.health.num_restarts == len(kills)
             stats = await llm.stats()
             assert (stats.num_unfinished, stats.num_free_blocks) == (0, stats.num_blocks)
 
