@@ -108,8 +108,9 @@ def seeded(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        # Where there is no GPU, `torch.manual_seed` writes down who called it, for each that might come.
+        (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(seed)
 
 
 @pytest.fixture(scope="session")
