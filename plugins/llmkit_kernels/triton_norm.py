@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.chain import follows_early, next_may_start, wait_for_last
 from llmkit.jit.rehearsal import launch
-from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
 
 _ELEMENTS = 4096  # of a program, for rows as short as a head
 
@@ -35,6 +35,27 @@ def norm_kernel(
     result = _normed(x, weight, eps, size, weight_ptr.dtype.element_ty)
     out = out_ptr + (token * groups + group[:, None]) * size + column[None, :]
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def embedding_norm_kernel(
+    ids_ptr, table_ptr, weight_ptr, out_ptr, vectors_ptr, size, table_stride, eps,
+    BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program: a token. Writes its row of the table to vectors and that row's norm to out, both dense [t, size]."""
+    column = tl.arange(0, BLOCK_D)
+    inside = column < size
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
+    if EARLY:
+        next_may_start()
+        wait_for_last()
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    x = tl.load(table_ptr + row * table_stride + column, mask=inside, other=0.0)
+    tl.store(vectors_ptr + token * size + column, x, mask=inside)
+    result = _normed(x.to(tl.float32)[None, :], weight, eps, size, weight_ptr.dtype.element_ty)
+    result = tl.sum(result, 0)  # of one row: drops the first dimension
+    tl.store(out_ptr + token * size + column, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -78,6 +99,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         BLOCK_G=block_g, BLOCK_D=block_d, num_warps=_warps(block_g * block_d),
     )  # fmt: skip
     return out
+
+
+def embedding_norm(
+    ids: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids int64 [t], table [vocabulary, d], rows dense → (norm of the ids' rows, these), dense [t, d]."""
+    tokens, size = len(ids), table.shape[1]
+    out, vectors = (torch.empty((tokens, size), dtype=table.dtype, device=ids.device) for _ in range(2))
+    if tokens:
+        block_d = triton.next_power_of_2(size)
+        early = follows_early(ids.device)
+        launch(
+            embedding_norm_kernel, (tokens,), ids, table, weight, out, vectors, size, table.stride(0), eps,
+            BLOCK_D=block_d, EARLY=early, num_warps=_warps(block_d), **({"launch_pdl": True} if early else {}),
+        )  # fmt: skip
+    return out, vectors
 
 
 def add_rms_norm(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from llmkit.hookspecs.kernels import HeadNorms
-from llmkit.sampling.device_draw import DeviceDraws
+from llmkit.sampling.device_draw import DeviceDraws, DrawParameters
 from llmkit_kernels import (
     triton_activation,
     triton_draw,
+    triton_entry,
     triton_few_rows,
     triton_heads,
     triton_norm,
@@ -60,6 +61,13 @@ class TritonKernels(TorchKernels):
         silu_linear = triton_few_rows.silu_linear if few else triton_some_rows.silu_linear
         return silu_linear(normed, weight), total
 
+    def embedding_norm(
+        self, ids: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if weight.stride(-1) != 1 or not ids.is_contiguous():
+            return None
+        return triton_norm.embedding_norm(ids, weight, norm, eps)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.stride(-1) != 1 or x.dim() not in (2, 3):
             return super().rms_norm(x, weight, eps)
@@ -103,6 +111,11 @@ class TritonKernels(TorchKernels):
         if gate_up.dim() != 2 or gate_up.stride(-1) != 1:
             return super().silu_and_mul(gate_up)
         return triton_activation.silu_and_mul(gate_up)
+
+    def enter_step(
+        self, input_ids: torch.Tensor, last_tokens: torch.Tensor, slots: torch.Tensor, parameters: DrawParameters
+    ) -> tuple[torch.Tensor, DrawParameters]:
+        return triton_entry.enter_step(input_ids, last_tokens, slots, parameters)
 
     def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
         return triton_draw.draw(logits, draws)

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from llmkit.hookspecs.kernels import HeadNorms
-from llmkit.sampling.device_draw import NOT_FINITE, DeviceDraws, DeviceTruncation, draw_or_best
+from llmkit.sampling.device_draw import (
+    NOT_FINITE,
+    DeviceDraws,
+    DeviceTruncation,
+    DrawParameters,
+    LastTokens,
+    draw_or_best,
+)
 from llmkit_kernels.torch_table import TorchKernels
 
 pytest.importorskip("triton")
@@ -62,6 +69,20 @@ def test_norms(table, shape: tuple[int, int], dtype: torch.dtype) -> None:
 def test_norm_with_a_float32_weight_rounds_once(table) -> None:
     x, weight = random(4, 96, dtype=torch.float16), random(96)
     assert_close(table.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [64, 1026])
+def test_embedding_and_the_norm_behind_it(table, size: int, dtype: torch.dtype) -> None:
+    weight, norm = random(50, size + 6, dtype=dtype)[:, :size], random(size, dtype=dtype)
+    ids = torch.tensor([7, 0, 49, 7], device=DEVICE)
+    normed, vectors = table.embedding_norm(ids, weight, norm, 1e-6)
+    assert torch.equal(vectors, REFERENCE.embedding(ids, weight))
+    assert_close(normed, table.rms_norm(vectors, norm, 1e-6))
+    assert normed.is_contiguous()
+    assert table.embedding_norm(ids[:0], weight, norm, 1e-6)[0].shape == (0, size)
+    assert table.embedding_norm(ids, weight.T, norm[:50], 1e-6) is None
 
 
 @kernels
@@ -310,6 +331,70 @@ def test_rows_that_are_not_finite_are_told_apart(table, bad: float) -> None:
     tokens = table.draw(logits, draws_of([0.0, 1.0, 1.0, 1.0], [0.0] * 4)).tolist()
     assert tokens[1:] == [NOT_FINITE, NOT_FINITE, 4999]
     assert table.draw(logits, draws_of([1.0, 0.0, 0.0, 0.0], [0.0] * 4)).tolist()[1:] == tokens[1:]
+
+
+@kernels
+def test_drawn_tokens_are_noted_down(table) -> None:
+    """By the kernel and by the reference; with rows that fail and rows that are truncated."""
+    logits = random(5, 4500)
+    logits[1, 17] = float("nan")
+    plain = draws_of([0.0, 1.0, 1.0, 0.6, 0.9], [0.0] * 5)
+    for draws in (plain, truncated(plain, [4500, 4500, 20, 4500, 3], [1.0, 1.0, 0.9, 1.0, 1.0])):
+        slots = torch.tensor([6, 2, 0, 5, 3])
+        noted, referred = torch.full((8,), 99, device=DEVICE), torch.full((8,), 99)
+        tokens = table.draw(logits, replace(draws, last_tokens=LastTokens(slots.to(DEVICE), noted)))
+        reference = replace(on_host(draws), last_tokens=LastTokens(slots, referred))
+        assert tokens.tolist() == draw_or_best(logits.cpu(), reference).tolist()
+        assert tokens[1] == NOT_FINITE
+        expected = dict(zip(slots.tolist(), tokens.clamp(min=0).tolist(), strict=True))
+        assert noted.tolist() == referred.tolist() == [expected.get(slot, 99) for slot in range(8)]
+
+
+@kernels
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (700, 3), (4, 300), (5, 0)])
+def test_what_a_step_begins_with(table, tokens: int, rows: int, cut: bool) -> None:
+    count = 301
+    truncation = DeviceTruncation(torch.arange(count, device=DEVICE), torch.rand(count, dtype=torch.float64).to(DEVICE))
+    of_slots = DrawParameters(
+        torch.arange(count, device=DEVICE) - 2**62, random(count), random(count + 1)[1:], truncation if cut else None
+    )
+    last_tokens = torch.arange(count, device=DEVICE) * 1000
+    ids = torch.arange(tokens, device=DEVICE)
+    ids[::2] = -1 - ids[::2] % count
+    slots = torch.arange(rows, device=DEVICE).flip(0)
+    entered, of_rows = table.enter_step(ids, last_tokens, slots, of_slots)
+    assert entered.tolist() == [last_tokens[-1 - i].item() if i < 0 else i for i in ids.tolist()]
+    expected = of_slots.of(slots)
+    for name in ("seeds", "temperatures", "log_min_p"):
+        assert torch.equal(getattr(of_rows, name), getattr(expected, name))
+    assert (of_rows.truncation is not None) == cut
+    if cut:
+        assert torch.equal(of_rows.truncation.top_k, expected.truncation.top_k)
+        assert torch.equal(of_rows.truncation.top_p, expected.truncation.top_p)
+
+
+@kernels
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_in_a_rehearsal_nothing_is_left_to_chance(table) -> None:
+    """Who looks something up by what a kernel was to write would read anywhere."""
+    from llmkit.jit.rehearsal import Rehearsal
+
+    array = torch.zeros(3, device=DEVICE)
+    ids = torch.full((256,), -1, device=DEVICE)
+    with Rehearsal(torch.device(DEVICE)) as rehearsal:
+        entered, _ = table.enter_step(ids, array.long() + 7, array.long(), DrawParameters(array.long(), array, array))
+        assert entered.tolist() == [0] * 256
+    assert rehearsal.num_kernels == 1
+
+
+@kernels
+def test_rows_of_which_min_p_leaves_only_equals(table) -> None:
+    """No entry certainly beats others; all of a flat row may be drawn."""
+    logits = torch.zeros(3, 9000, device=DEVICE)
+    logits[1, ::2] = -1e-3
+    draws = draws_of([1.0, 1.0, 1.0], [1.0, 1.0, 0.9])
+    assert table.draw(logits, draws).tolist() == draw_or_best(logits.cpu(), on_host(draws)).tolist()
 
 
 @kernels

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from llmkit.sampling.device_draw import DeviceDraws
+    from llmkit.sampling.device_draw import DeviceDraws, DrawParameters
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ class KernelTable(ABC):
     @abstractmethod
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int64 [t], weight [vocabulary, k] → [t, k]."""
+
+    def embedding_norm(
+        self, ids: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(`rms_norm` of what `embedding` returns, that itself), both [t, k]. None: nothing was done, as one kernel for
+        both does not pay or does not take such operands."""
+        return None
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -124,10 +131,18 @@ class KernelTable(ABC):
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [t, 2d] → gelu(gate, approximate="tanh") * up, [t, d]."""
 
+    def enter_step(
+        self, input_ids: torch.Tensor, last_tokens: torch.Tensor, slots: torch.Tensor, parameters: DrawParameters
+    ) -> tuple[torch.Tensor, DrawParameters] | None:
+        """What a step on a GPU looks up first: input_ids int64 [t] with last_tokens[-1 - id] in the place of every id
+        below 0, and those of `parameters`, of all slots, at `slots` int64 [n]. None for "torch's operations will do".
+        Must not wait for the device."""
+        return None
+
     def draw(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor | None:
         """logits [n, v], float32 or of the model's type → token ids int64 [n] as
-        `llmkit.sampling.device_draw.draw_or_best` for the same in float32; None for "that one will do". Must not wait
-        for the device."""
+        `llmkit.sampling.device_draw.draw_or_best` for the same in float32, and noted down where `draws.last_tokens`
+        says; None for "that one will do". Must not wait for the device."""
         return None
 
 

@@ -81,6 +81,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     return None
 
 
+def rehearsing() -> bool:
+    """Whether `launch` compiles in this thread and launches nothing. What kernels would have written must then be made
+    otherwise where somebody looks something up by it."""
+    return _active.get() is not None
+
+
 def _index(device: torch.device) -> int | None:
     """Of a GPU, which it is; Triton compiles for the thread's own."""
     if device.type != "cuda":

@@ -60,15 +60,18 @@ class DecoderLayer(Module):
         residual: torch.Tensor | None,
         context: ForwardContext,
         rows: torch.Tensor | None = None,
+        normed: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [t, hidden_size]: what is not yet added to `residual` (None: nothing was, hidden is all), or what
         `RowParallelLinear.before_norm` returns for it.
 
         Returns the same pair after this layer: adding is left to the next norm, which does both in one pass. rows
-        int64 [s]: the tokens to go on with behind attention, None for all.
+        int64 [s]: the tokens to go on with behind attention, None for all. normed: the input norm of hidden, if that
+        is there already and residual is None.
         """
         if residual is None:
-            projected, residual = self.self_attn.qkv_proj.forward(self.input_layernorm.forward(hidden)), hidden
+            normed = self.input_layernorm.forward(hidden) if normed is None else normed
+            projected, residual = self.self_attn.qkv_proj.forward(normed), hidden
         else:
             projected, residual = self.self_attn.qkv_proj.after_norm(self.input_layernorm, hidden, residual)
         attended = self.self_attn.attended(positions, projected, context, rows)
@@ -124,20 +127,29 @@ class DecoderModel(Module):
 
         Returns hidden states [t, hidden_size] after the final norm in the last stage, else (hidden, residual).
         """
-        residual: torch.Tensor | None
+        residual: torch.Tensor | None = None
+        normed: torch.Tensor | None = None
         if isinstance(inputs, tuple):
             hidden, residual = inputs
         else:
-            assert self.embed_tokens is not None, "token ids go to the stage that holds the embedding"
-            hidden, residual = self.embed_tokens.forward(inputs), None
-            if self.embedding_scale is not None:
-                hidden = hidden * self.embedding_scale
+            hidden, normed = self._embedded(inputs, context)
         if residual is None and self.norm is not None and context.replayer is not None:
             return context.replayer.run(partial(self._all_layers, context), hidden)
-        hidden, residual = self._run_layers(positions, hidden, residual, context)
+        hidden, residual = self._run_layers(positions, hidden, residual, context, normed)
         if self.norm is None:
             return added_up(hidden, residual.dtype), residual
         return self.norm.add(hidden, residual)[0]
+
+    def _embedded(self, input_ids: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The vectors of tokens, and the first layer's norm of them where one kernel makes both."""
+        assert self.embed_tokens is not None, "token ids go to the stage that holds the embedding"
+        first = self._stack[0]
+        if self.embedding_scale is None and context.replayer is None and isinstance(first, DecoderLayer):
+            done = self.embed_tokens.normed(input_ids, first.input_layernorm)
+            if done is not None:
+                return done[1], done[0]
+        hidden = self.embed_tokens.forward(input_ids)
+        return (hidden if self.embedding_scale is None else hidden * self.embedding_scale), None
 
     def _all_layers(self, context: ForwardContext, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """From the embedding to what the final norm puts out."""
@@ -145,12 +157,18 @@ class DecoderModel(Module):
         return self.norm.add(*self._run_layers(positions, hidden, None, context))[0]
 
     def _run_layers(
-        self, positions: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+        self,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        context: ForwardContext,
+        normed: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         for layer in self._stack[:-1]:
-            hidden, residual = layer.forward(positions, hidden, residual, context)
+            hidden, residual = layer.forward(positions, hidden, residual, context, normed=normed)
+            normed = None
         rows = context.output_rows if self.norm is not None else None
-        hidden, residual = self._stack[-1].forward(positions, hidden, residual, context, rows)
+        hidden, residual = self._stack[-1].forward(positions, hidden, residual, context, rows, normed)
         assert residual is not None, "a stage has at least one layer"
         return hidden, residual
 

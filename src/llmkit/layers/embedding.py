@@ -13,6 +13,7 @@ from llmkit.layers.stacked_weight import Shard, StackedWeight
 
 if TYPE_CHECKING:
     from llmkit.layers.context import ModelContext
+    from llmkit.layers.norm import RMSNorm
 
 
 class _VocabularyWeight(Module):
@@ -45,6 +46,10 @@ class VocabEmbedding(_VocabularyWeight):
         mine = (local >= 0) & (local < self.weight.shape[0])
         vectors = self.weight.embedding(torch.where(mine, local, 0))
         return self._all_reduce(vectors * mine[:, None].to(vectors.dtype))
+
+    def normed(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(norm of `forward`, `forward`) in one kernel; None where there is none for them."""
+        return None if self._all_reduce is not None else self.weight.embedding_norm(input_ids, norm)
 
 
 class LMHead(_VocabularyWeight):

@@ -123,6 +123,12 @@ class StackedWeight:
             return self._kernels.embedding(ids, self.plain)  # type: ignore[arg-type]
         return self._quantization.embedding(ids, self.packed, self._dtype)
 
+    def embedding_norm(self, ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(norm of rows `ids` int64 [t], these rows), both [t, k], in one kernel; None where there is none for them."""
+        if self.packed is not None or self.plain is None or norm.weight is None:
+            return None
+        return self._kernels.embedding_norm(ids, self.plain, norm.weight, norm.eps)
+
     def nbytes(self) -> int:
         """Bytes the matrix takes once loaded."""
         return self._quantization.nbytes(*self.shape, self.role, self._dtype)

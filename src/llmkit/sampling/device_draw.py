@@ -31,18 +31,54 @@ class DeviceTruncation:
 
 
 @dataclass(frozen=True)
+class DrawParameters:
+    """What the draws of n rows depend on besides logits and positions, which stays the same from token to token. seeds
+    int64[n]; temperatures float32[n], 0 for the best token; log_min_p float32[n], -inf where it is off; truncation:
+    None: off in all."""
+
+    seeds: torch.Tensor
+    temperatures: torch.Tensor
+    log_min_p: torch.Tensor
+    truncation: DeviceTruncation | None = None
+
+    def of(self, slots: torch.Tensor) -> DrawParameters:
+        """Those at `slots` int64[m]."""
+        cut = self.truncation
+        truncation = None if cut is None else DeviceTruncation(cut.top_k[slots], cut.top_p[slots])
+        return DrawParameters(self.seeds[slots], self.temperatures[slots], self.log_min_p[slots], truncation)
+
+    def at(self, positions: torch.Tensor, last_tokens: LastTokens | None = None) -> DeviceDraws:
+        """Draws for `positions` int64[n]."""
+        return DeviceDraws(self.seeds, positions, self.temperatures, self.log_min_p, self.truncation, last_tokens)
+
+
+@dataclass(frozen=True)
+class LastTokens:
+    """Where the tokens of n rows are noted down: int64 `by_slot` at `slots` int64[n]. 0 is noted for NOT_FINITE, as the
+    next token of such a row is drawn for nobody."""
+
+    slots: torch.Tensor
+    by_slot: torch.Tensor
+
+    def note(self, tokens: torch.Tensor) -> None:
+        """tokens int64[n], below 0 for rows that failed."""
+        self.by_slot.index_copy_(0, self.slots, tokens.clamp(min=0))
+
+
+@dataclass(frozen=True)
 class DeviceDraws:
-    """Of n rows, on the logits' device. seeds int64[n]; positions int64[n] that the tokens will have; temperatures
-    float32[n], 0 for the best token; log_min_p float32[n], -inf where it is off; truncation: None: off in all."""
+    """Of n rows, on the logits' device. positions int64[n] that the tokens will have; last_tokens: where who draws
+    notes them down as well, None for nowhere; the others as in `DrawParameters`."""
 
     seeds: torch.Tensor
     positions: torch.Tensor
     temperatures: torch.Tensor
     log_min_p: torch.Tensor
     truncation: DeviceTruncation | None = None
+    last_tokens: LastTokens | None = None
 
     def part(self, rows: slice) -> DeviceDraws:
-        """Those of some of the rows."""
+        """Those of some of the rows, noted nowhere."""
         cut = self.truncation
         truncation = None if cut is None else DeviceTruncation(cut.top_k[rows], cut.top_p[rows])
         return DeviceDraws(
@@ -54,8 +90,11 @@ def draw_or_best(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
     """logits float32[n, v] → token ids int64[n], NOT_FINITE for rows whose best logit is not a finite number."""
     size = chunk_rows(logits)
     parts = [slice(start, start + size) for start in range(0, len(logits), size)]
-    tokens = [_draw_or_best(logits[part], draws.part(part)) for part in parts]
-    return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+    each = [_draw_or_best(logits[part], draws.part(part)) for part in parts]
+    tokens = each[0] if len(each) == 1 else torch.cat(each)
+    if draws.last_tokens is not None:
+        draws.last_tokens.note(tokens)
+    return tokens
 
 
 def _draw_or_best(logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:

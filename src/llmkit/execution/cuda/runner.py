@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.kernels import KernelTable
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
+    from llmkit.sampling.device_draw import DeviceDraws
     from llmkit.scheduling.plan import IntArray, StepPlan
 
 logger = logging.getLogger("llmkit.execution")
@@ -70,7 +71,7 @@ class CudaModelRunner(ModelRunner):
         self._page_size = layout.page_size
         self._device = device
         self._most_rows = capture_sizes(max_num_seqs)[-1]
-        self._state = SlotState(max_num_seqs, self._vocab_size, device)
+        self._state = SlotState(max_num_seqs, self._vocab_size, device, kernels)
         self._staging = StagingBuffer(device)
         self._host_memory = HostMemory(max_num_seqs, pinned=device.type == "cuda")
         self._pending: deque[PendingStep] = deque()
@@ -145,15 +146,15 @@ class CudaModelRunner(ModelRunner):
                 return self._process(
                     plan, output, inputs.slots[: plan.num_rows], inputs.next_positions[: plan.num_rows]
                 )
-        logits, slots, positions = self._launch_kernels(plan)
+        logits, slots, draws = self._launch_kernels(plan, truncated=ending is Ending.TRUNCATED)
         with part("sample"):
             if ending is Ending.LOGITS and len(slots):
-                return self._process(plan, logits.float(), slots, positions)
-            return self._await(plan, self._drawn(logits, slots, positions, ending))
+                return self._process(plan, logits.float(), slots, draws.positions)
+            return self._await(plan, self._drawn(logits, draws) if len(slots) else slots)
 
-    def _launch_kernels(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Any step, kernel by kernel: the scores [s, v] of rows that sample, their slots, and the positions int64[s] of
-        their tokens."""
+    def _launch_kernels(self, plan: StepPlan, *, truncated: bool) -> tuple[torch.Tensor, torch.Tensor, DeviceDraws]:
+        """Any step, kernel by kernel: the scores [s, v] of rows that sample, their slots int64[s], and how their tokens
+        are drawn. truncated: whether any of them has top-k or top-p."""
         with part("inputs"):
             inputs = self._batch.prepare(plan)
         start = perf_counter()
@@ -163,19 +164,22 @@ class CudaModelRunner(ModelRunner):
         self._plan_timing.add(planned - start)
         context = forward_context(self._backend, metadata, self._group_of_layer, self.kv.layers)
         context.output_rows = self._output_rows(inputs)
-        with part("forward"):
-            hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
-        self._forward_timing.add(perf_counter() - planned)
         rows = inputs.sampling_rows
         host = self._staging.layout({"slots": (np.int64, (len(rows),)), "positions": (np.int64, (len(rows),))})
         host["slots"][:], host["positions"][:] = plan.slots[rows], inputs.sampled_positions
         sent = self._staging.send()
+        slots = sent["slots"]
+        with part("forward"):
+            input_ids, of_rows = self._state.enter(inputs.input_ids, slots, truncated=truncated)
+            hidden = self._model.forward(input_ids, inputs.positions, context)
+        self._forward_timing.add(perf_counter() - planned)
+        draws = of_rows.at(sent["positions"], self._state.last_tokens(slots))
         if not len(rows):
-            return self._logits[:0], sent["slots"], sent["positions"]
+            return self._logits[:0], slots, draws
         chosen = hidden if inputs.logits_indices is None or len(hidden) == len(rows) else hidden[inputs.logits_indices]
         with part("logits"):
             logits = checked_logits(self._model.scores(chosen), len(rows), self._vocab_size)
-        return logits, sent["slots"], sent["positions"]
+        return logits, slots, draws
 
     def _body(self, inputs: StaticInputs, ending: Ending) -> Body:
         """What a graph of decode steps with these inputs is made of."""
@@ -190,28 +194,18 @@ class CudaModelRunner(ModelRunner):
                 self._backend.follow(planned, lengths)
 
         def launch() -> torch.Tensor:
-            hidden = self._model.forward(self._state.resolved(inputs.input_ids), inputs.positions, context)
+            truncated = ending is Ending.TRUNCATED
+            input_ids, of_rows = self._state.enter(inputs.input_ids, inputs.slots, truncated=truncated)
+            hidden = self._model.forward(input_ids, inputs.positions, context)
             logits = checked_logits(self._model.scores(hidden), rows, self._vocab_size)
             if ending is Ending.LOGITS:
                 return self._logits[:rows].copy_(logits)
-            return self._drawn(logits, inputs.slots, inputs.next_positions, ending)
+            return self._drawn(logits, of_rows.at(inputs.next_positions, self._state.last_tokens(inputs.slots)))
 
         return Body(launch, follow)
 
-    def _drawn(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, ending: Ending
-    ) -> torch.Tensor:
+    def _drawn(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
         """Tokens int64[n] of scores [n, v]."""
-        if not len(slots):
-            return slots
-        tokens = self._tokens_of(logits, slots, positions, truncated=ending is Ending.TRUNCATED)
-        self._state.record(slots, tokens)
-        return tokens
-
-    def _tokens_of(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, truncated: bool
-    ) -> torch.Tensor:
-        draws = self._state.draws(slots, positions, truncated=truncated)
         tokens = self._kernels.draw(logits, draws)
         return draw_or_best(logits.float(), draws) if tokens is None else tokens
 
@@ -226,11 +220,12 @@ class CudaModelRunner(ModelRunner):
         usable = self._sampler.process(
             logits, host_slots, (plan.num_computed + plan.num_new)[rows], token_masks(plan, rows)
         )
-        tokens = self._tokens_of(logits, slots, positions, truncated=bool(every & parameters.TRUNCATED))
+        draws = self._state.parameters(slots, truncated=bool(every & parameters.TRUNCATED)).at(positions)
+        tokens = self._drawn(logits, draws)
         tokens = torch.where(usable, torch.where(tokens < 0, NOTHING_ALLOWED, tokens), NOT_FINITE)
         real = tokens.clamp(min=0)
         self._sampler.record(host_slots, real)
-        self._state.record(slots, tokens)
+        self._state.last_tokens(slots).note(tokens)
         logprobs = None
         wanted = np.flatnonzero(needs & parameters.LOGPROBS)
         if len(wanted):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from llmkit.execution.staging import StagingBuffer
-from llmkit.sampling.device_draw import DeviceDraws, DeviceTruncation
+from llmkit.sampling.device_draw import DeviceTruncation, DrawParameters, LastTokens
 
 if TYPE_CHECKING:
+    from llmkit.hookspecs.kernels import KernelTable
     from llmkit.sampling.parameters import SlotParameters
     from llmkit.scheduling.plan import IntArray
 
@@ -22,8 +23,9 @@ class SlotState:
     for the slot, which the host may not know yet.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, kernels: KernelTable) -> None:
         self.scratch = max_num_seqs
+        self._kernels = kernels
         self._last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._seeds = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._temperatures = torch.zeros(max_num_seqs + 1, dtype=torch.float32, device=device)
@@ -61,17 +63,26 @@ class SlotState:
         ):
             array.index_copy_(0, sent["slots"], sent[name])
 
-    def resolved(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids int64[t] with the tokens that placeholders stand for."""
-        slots = (-1 - input_ids).clamp_(min=0)
-        return torch.where(input_ids < 0, self._last_tokens[slots], input_ids)
+    def enter(
+        self, input_ids: torch.Tensor, slots: torch.Tensor, *, truncated: bool
+    ) -> tuple[torch.Tensor, DrawParameters]:
+        """What a step begins with: input_ids int64[t] with the tokens that placeholders stand for, and what the draws
+        of rows with slots int64[n] depend on. truncated: whether any of them has top-k or top-p."""
+        parameters = self._parameters(truncated)
+        entered = self._kernels.enter_step(input_ids, self._last_tokens, slots, parameters)
+        if entered is not None:
+            return entered
+        known = self._last_tokens[(-1 - input_ids).clamp_(min=0)]
+        return torch.where(input_ids < 0, known, input_ids), parameters.of(slots)
 
-    def draws(self, slots: torch.Tensor, positions: torch.Tensor, *, truncated: bool) -> DeviceDraws:
-        """Of rows with slots, positions int64[n]: positions are those that the sampled tokens will have. truncated:
-        whether any of them has top-k or top-p."""
-        truncation = DeviceTruncation(self._top_k[slots], self._top_p[slots]) if truncated else None
-        return DeviceDraws(self._seeds[slots], positions, self._temperatures[slots], self._log_min_p[slots], truncation)
+    def parameters(self, slots: torch.Tensor, *, truncated: bool) -> DrawParameters:
+        """As `enter`, without a step's tokens."""
+        return self._parameters(truncated).of(slots)
 
-    def record(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Take note of sampled tokens int64[n]. Of a row that failed, the next token is drawn for nobody."""
-        self._last_tokens.index_copy_(0, slots, token_ids.clamp(min=0))
+    def last_tokens(self, slots: torch.Tensor) -> LastTokens:
+        """Where the tokens of rows with slots int64[n] are noted down for the next step."""
+        return LastTokens(slots, self._last_tokens)
+
+    def _parameters(self, truncated: bool) -> DrawParameters:
+        truncation = DeviceTruncation(self._top_k, self._top_p) if truncated else None
+        return DrawParameters(self._seeds, self._temperatures, self._log_min_p, truncation)
