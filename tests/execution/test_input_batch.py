@@ -36,8 +36,7 @@ def test_a_mixed_step_in_numbers():
     batch = InputBatch(layout(), max_num_seqs=4, max_model_len=20, device=CPU)
     batch.add(row(2, [10, 11, 12, 13, 14, 15], [3, 5], [4, 6]))
     batch.add(row(0, [20, 21, 22], [7], [8]))
-    batch.update(BlockUpdate(2, 0, 2, [9]))
-    batch.update(BlockUpdate(2, 1, 2, [1]))
+    batch.update([BlockUpdate(2, 0, 2, [9]), BlockUpdate(2, 1, 2, [1])])
     inputs = batch.prepare(plan([2, 0], [4, 2], [2, 1], [False, True]))
     assert inputs.input_ids.tolist() == [14, 15, 22]
     assert inputs.positions.tolist() == [4, 5, 2]
@@ -56,6 +55,26 @@ def test_a_mixed_step_in_numbers():
     assert second.slot_mapping.tolist() == [24, 25, 34]
     assert first.block_table.dtype == torch.int32
     assert inputs.input_ids.dtype == inputs.positions.dtype == first.slot_mapping.dtype == torch.int64
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_many_sequences_that_get_a_block_are_written_as_one_after_the_other(again):
+    """Among them one that gets two, one that begins anew; again: one that comes twice."""
+    changes = [BlockUpdate(slot, slot % 2, 1 + slot % 2, [20 + slot]) for slot in range(20)]
+    changes += [BlockUpdate(20, 0, 1, [4, 6]), BlockUpdate(21, 0, 0, [5])]
+    changes += [BlockUpdate(2, 0, 2, [48])] if again else []
+    together, apart = (InputBatch(layout(), max_num_seqs=22, max_model_len=20, device=CPU) for _ in range(2))
+    for batch in (together, apart):
+        for slot in range(22):
+            batch.add(row(slot, [10, 11, 12], [slot], [slot + 10]))
+    together.update(changes)
+    for change in changes:
+        apart.block_tables[change.group].write(change.slot, change.start, change.block_ids)
+    for table, expected in zip(together.block_tables, apart.block_tables, strict=True):
+        assert table.pages[:, :6].tolist() == expected.pages[:, :6].tolist()
+        assert table.num_rewrites == expected.num_rewrites
+    assert together.block_tables[0].num_rewrites == 1
+    together.update([])
 
 
 def test_a_decode_step_needs_no_gathering_of_rows():

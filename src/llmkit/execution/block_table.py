@@ -33,6 +33,15 @@ class BlockTable:
         self._ends[slot] = first + len(pages)
         self.pages[slot, first : first + len(pages)] = pages
 
+    def write_each(self, slots: Sequence[int], starts: Sequence[int], block_ids: Sequence[int]) -> None:
+        """`write` for many: a block for each of `slots` at block column `starts`, all [n]. No slot
+        occurs twice."""
+        rows, first = np.array(slots, dtype=np.int64), np.array(starts, dtype=np.int64) * self._pages_per_block
+        self.num_rewrites += int(np.count_nonzero(first < self._ends[rows]))
+        self._ends[rows] = first + self._pages_per_block
+        pages = np.array(block_ids, dtype=np.int32)[:, None] * self._pages_per_block + self._page_offsets
+        self.pages[rows[:, None], first[:, None] + self._page_offsets] = pages
+
     def slot_mapping(self, slots: IntArray, positions: IntArray) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Cache slots int64[t] (page * page_size + offset) of tokens at `positions` of sequences `slots`, both [t]."""
         columns, offsets = np.divmod(positions, self.page_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.attention import PrefixSharing
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.scheduling.plan import AddedRow, BlockUpdate, IntArray, StepPlan
+
+MANY_BLOCKS = 8  # that are faster written as arrays
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,17 @@ class InputBatch:
         for table, block_ids in zip(self.block_tables, row.block_ids, strict=True):
             table.write(row.slot, 0, block_ids)
 
-    def update(self, change: BlockUpdate) -> None:
-        """A sequence got more blocks."""
-        self.block_tables[change.group].write(change.slot, change.start, change.block_ids)
+    def update(self, changes: Sequence[BlockUpdate]) -> None:
+        """Sequences got more blocks. One block each for many, which is what comes in a decode step, is one write."""
+        for group, table in enumerate(self.block_tables):
+            of_group = [change for change in changes if change.group == group]
+            single = [change for change in of_group if len(change.block_ids) == 1]
+            if len(single) >= MANY_BLOCKS and len({change.slot for change in of_group}) == len(of_group):
+                of_group = [change for change in of_group if len(change.block_ids) != 1]
+                blocks = [change.block_ids[0] for change in single]
+                table.write_each([change.slot for change in single], [change.start for change in single], blocks)
+            for change in of_group:
+                table.write(change.slot, change.start, change.block_ids)
 
     def record(self, plan: StepPlan, rows: IntArray, token_ids: IntArray) -> None:
         """Write the tokens [s] sampled for plan rows `rows` [s] behind their sequences."""

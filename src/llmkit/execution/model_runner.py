@@ -149,8 +149,7 @@ class ModelRunner:
             self._sampler.add(row)
             self._prompt_scorer.add(row)
             self._pooler.add(row)
-        for change in plan.block_updates:
-            self._batch.update(change)
+        self._batch.update(plan.block_updates)
         self.kv.swap(plan.swaps_out, plan.swaps_in)
         self.kv.copy_blocks(plan.block_copies)
 
