@@ -24,11 +24,12 @@ class WeightsChecksum:
 
     def __init__(self) -> None:
         self._tensors: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        self._places = torch.arange(1, _CHUNK + 1)
 
     def counted(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass tensors through, adding them; holds none of them."""
         for name, tensor in tensors:
-            self._tensors[name] = (str(tensor.dtype), tuple(tensor.shape), *_sums(tensor))
+            self._tensors[name] = (str(tensor.dtype), tuple(tensor.shape), *self._sums(tensor))
             yield name, tensor
             del tensor
 
@@ -36,21 +37,20 @@ class WeightsChecksum:
         """The sums of all tensors by name, whatever the order in which they came."""
         return hashlib.blake2b(repr(sorted(self._tensors.items())).encode(), digest_size=16).hexdigest()
 
-
-def _sums(tensor: torch.Tensor) -> tuple[int, int]:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    padding = -flat.numel() % 4
-    if padding:
-        flat = torch.cat((flat, flat.new_zeros(padding)))
-    words = flat.view(torch.int32)
-    places = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=words.device)
-    plain = placed = 0
-    for number, start in enumerate(range(0, words.numel(), _CHUNK)):
-        chunk = words[start : start + _CHUNK].to(torch.int64)
-        sum_ = int(chunk.sum())
-        plain += sum_
-        placed += int((chunk * places[: chunk.numel()]).sum()) + number * _CHUNK * sum_
-    return plain % 2**64, placed % 2**64
+    def _sums(self, tensor: torch.Tensor) -> tuple[int, int]:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        padding = -flat.numel() % 4
+        if padding:
+            flat = torch.cat((flat, flat.new_zeros(padding)))
+        words = flat.view(torch.int32)
+        places = self._places = self._places.to(words.device)  # made once: it takes as long as the sums of a matrix
+        plain = placed = 0
+        for number, start in enumerate(range(0, words.numel(), _CHUNK)):
+            chunk = words[start : start + _CHUNK].to(torch.int64)
+            sum_ = int(chunk.sum())
+            plain += sum_
+            placed += int((chunk * places[: chunk.numel()]).sum()) + number * _CHUNK * sum_
+        return plain % 2**64, placed % 2**64
 
 
 def kv_fingerprint(built: BuiltModel, setup: WorkerSetup, weights: str) -> str:
