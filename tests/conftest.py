@@ -57,6 +57,9 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         set_aside()
+        # Tests start pytest more than twenty times, with options of their own. What it would load of other packages
+        # takes half of such a start.
+        os.environ["PYTEST_ADDOPTS"] = "-p no:schemathesis -p no:hypothesispytest"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,9 +98,14 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with the real model first, the longest of them before the others: they must not be what everyone waits for
-    at the end, and a process without work takes over the last ones of another."""
-    items.sort(key=lambda item: (item.get_closest_marker("model") is None, not item.path.is_relative_to(E2E)))
+    """What takes longest first, then tests with the real model, of them the longest before the others: they must not be
+    what everyone waits for at the end, and a process without work takes over the last ones of another."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        marked = [item.get_closest_marker(name) is not None for name in ("long", "model")]
+        return not marked[0], not marked[1], not item.path.is_relative_to(E2E)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +130,8 @@ def interpreted() -> Callable[..., list[str]]:
 
     def run(*arguments: str | Path, **environment: str) -> list[str]:
         flags = ["-v", "-x", "--import-mode=importlib", "-p", "quick_interpreter", "-p", "no:cacheprovider"]
-        flags += [flag for plugin in ("xdist", "schemathesis", "hypothesispytest") for flag in ("-p", f"no:{plugin}")]
         variables = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} | environment
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INTERPRETER), environment.get("PYTHONPATH"))))
-        variables.pop("PYTEST_ADDOPTS", None)
         command = [sys.executable, "-m", "pytest", *flags, *map(str, arguments)]
         done = subprocess.run(command, env=variables, cwd=E2E.parents[1], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

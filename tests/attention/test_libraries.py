@@ -34,6 +34,7 @@ def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
+@pytest.mark.long
 def test_the_suite_with_stand_ins_for_the_libraries(interpreted: Callable[..., list[str]]) -> None:
     plugins = [f"attention:library_doors:{name}" for name in ("FlashInfer", "FlashAttn")]
     flags = [f"--llmkit-conformance={plugin}" for plugin in plugins]

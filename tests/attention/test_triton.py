@@ -22,6 +22,7 @@ on_gpu = [
 ]
 
 
+@pytest.mark.long
 def test_under_the_interpreter(interpreted: Callable[..., list[str]]) -> None:
     """The conformance suite, and all of `test_triton_interpreted.py`."""
     path = Path(__file__).with_name("test_triton_interpreted.py")

@@ -66,6 +66,7 @@ def failures():
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plugin", BAD)
 def test_it_is_noticed_and_nothing_else_is_blamed(plugin, failures):
     assert failures[plugin].keys() == BAD[plugin], failures[plugin]

@@ -105,6 +105,7 @@ async def killing_at(llm: AsyncLLM, under_way: list[Answer], counts: Sequence[in
     await task
 
 
+@pytest.mark.long
 def test_no_stream_notices_that_the_engine_was_killed(
     smollm2_gguf: Path, settings: dict[str, Any], golden: list[dict[str, Any]]
 ) -> None:

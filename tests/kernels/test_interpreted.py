@@ -18,6 +18,7 @@ FILES = {
 }
 
 
+@pytest.mark.long
 def test_under_the_interpreter(interpreted: Callable[..., list[str]]) -> None:
     passed = interpreted(*(TESTS / name for name in FILES))
     counts = {name: sum(test.startswith(f"tests/{name}::") for test in passed) for name in FILES}

@@ -114,6 +114,7 @@ def test_its_types_are_right(package):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.long
 def test_its_own_tests_and_the_conformance_kit_pass(environment, package):
     """The suite of attention takes a while, so it has a turn of its own."""
     quick = () if DEEP else ("-k", "not attention_suite")
