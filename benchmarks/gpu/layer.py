@@ -22,6 +22,9 @@ from engine import Llmkit, opened
 from llmkit_cli.bench.shapes import SHAPES
 from llmkit_cli.bench.workloads import workload
 
+ATTENTION = ("attention_kernel", "decode_kernel")
+"""In the names of kernels of which a layer of a decode step has one."""
+
 Kernels = list[tuple[str, float]]
 """Names and ends in µs, in the order of their starts."""
 
@@ -52,8 +55,11 @@ def traced(engine: Llmkit, shape: str, batch: int) -> Kernels:
 
 
 def print_layer(kernels: Kernels, title: str) -> None:
-    firsts = [i for i, (name, _) in enumerate(kernels) if "attention_kernel" in name]
+    """Raises SystemExit if there are no attention kernels to tell layers apart by."""
+    firsts = [i for i, (name, _) in enumerate(kernels) if any(each in name for each in ATTENTION)]
     spans = list(pairwise(firsts))
+    if not spans:
+        raise SystemExit(f"{title}: no kernels named {' or '.join(ATTENTION)} in the trace")
     length = Counter(end - start for start, end in spans).most_common(1)[0][0]
     spans = [span for span in spans if span[1] - span[0] == length]
     whole = statistics.median(kernels[end][1] - kernels[start][1] for start, end in spans)

@@ -1,4 +1,5 @@
-"""Products of a few rows with a weight in full precision: whether the kernel in `llmkit.jit.few_rows` pays, and how."""
+"""Products of a few rows with a weight in full precision: whether the kernels for them pay, which one, and how. Small
+weights are held in registers (`triton_held_rows`), others stream through shared memory (`llmkit.jit.few_rows`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import triton
 
 from llmkit.jit.device import device_of
 from llmkit.jit.few_rows import Block, Norm, fits, launch_few_rows
+from llmkit_kernels import triton_held_rows
 
 LARGEST = 256 * 2**20  # bytes of a weight; beyond, libraries are faster
 _LARGEST_NORMED = 24 * 2**20  # beyond, a norm of its own is faster: every program computes it
@@ -43,14 +45,14 @@ def takes_norm(x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, weig
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See `KernelTable.linear`; for what `takes` says."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    launch_few_rows(_plain_block(out.shape[1], x.device), x, weight, out, bias=bias)
+    _launch(_plain_block(out.shape[1], x.device), x, weight, out, bias=bias)
     return out
 
 
 def silu_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`silu_and_mul` of x times weight [2d, k]: [t, d]; for what `takes` says."""
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    launch_few_rows(_plain_block(weight.shape[0], x.device), x, weight, out, gated=True)
+    _launch(_plain_block(weight.shape[0], x.device), x, weight, out, gated=True)
     return out
 
 
@@ -65,7 +67,7 @@ def normed_linear(
     """See `KernelTable.add_rms_norm_linear`; for what `takes_norm` says."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     before = Norm(residual, norm, eps, total=torch.empty_like(x))
-    launch_few_rows(_NORMED, x, weight, out, bias=bias, norm=before)
+    _launch(_NORMED, x, weight, out, bias=bias, norm=before)
     return out, before.total
 
 
@@ -75,10 +77,27 @@ def normed_silu(
     """See `KernelTable.add_rms_norm_silu`; for what `takes_norm` says."""
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     before = Norm(residual, norm, eps, total=torch.empty_like(x))
-    launch_few_rows(_NORMED_GATED, x, weight, out, norm=before, gated=True)
+    _launch(_NORMED_GATED, x, weight, out, norm=before, gated=True)
     return out, before.total
 
 
 def _plain_block(weight_rows: int, device: torch.device) -> Block:
     few = triton.cdiv(weight_rows, _FEW_PROGRAMS.rows) <= 2 * device_of(device).processors
     return _FEW_PROGRAMS if few else _MANY_PROGRAMS
+
+
+def _launch(
+    block: Block,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    gated: bool = False,
+) -> None:
+    """block: for the kernel of `few_rows`."""
+    if triton_held_rows.takes(weight, fused=norm is not None or gated):
+        triton_held_rows.launch_held_rows(x, weight, out, bias=bias, norm=norm, gated=gated)
+    else:
+        launch_few_rows(block, x, weight, out, bias=bias, norm=norm, gated=gated)

@@ -152,3 +152,21 @@ def test_a_step_in_the_middle_is_replayed_once(command: Any, monkeypatch: pytest
     assert replayed == [inputs]
     assert (len(steps.launched), steps.alone) == (3, 1.5)
     assert idle.intervals([0.0, 0.5, 1.0, 1.002, 1.005]) == pytest.approx([2, 3])
+
+
+@pytest.mark.parametrize("attention", ["attention_kernel", "decode_kernel"])
+def test_what_a_layer_is_made_of(command: Any, attention: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six layers of attention and two products, whose ends are 4, 3 and 2 µs apart; the head stands between two."""
+    layer = command("layer")
+    three_layers = [attention, "first", "second"] * 3
+    names = [*three_layers, "head", *three_layers]
+    ends, now = [], 0.0
+    for name in names:
+        now += {attention: 4.0, "first": 3.0, "second": 2.0, "head": 80.0}[name]
+        ends.append(now)
+    layer.print_layer(list(zip(names, ends, strict=True)), "title")
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "title: 9.00 µs a layer of 3 kernels, median of 4"
+    assert [line.split() for line in lines[1:4]] == [["3.00", "first"], ["2.00", "second"], ["4.00", attention]]
+    with pytest.raises(SystemExit, match="no kernels named"):
+        layer.print_layer([("first", 1.0), ("second", 2.0)], "title")

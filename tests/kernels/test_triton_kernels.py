@@ -418,7 +418,18 @@ def few_rows(rows: int, n: int, k: int, dtype: torch.dtype) -> dict[str, torch.T
 FEW_ROWS = [(1, 48, 512), (3, 37, 64), (8, 100, 1040), (5, 16, 2064)]
 
 
+@pytest.fixture(params=["held", "streamed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of the two kernels has the weight."""
+    from llmkit_kernels import triton_held_rows
+
+    held = request.param == "held"
+    monkeypatch.setattr(triton_held_rows, "takes", lambda _weight, **_: held)
+    return str(request.param)
+
+
 @kernels
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
@@ -436,7 +447,7 @@ def test_products_of_a_few_rows(table, rows: int, n: int, k: int, biased: bool, 
 @kernels
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
-@pytest.mark.usefixtures("table")
+@pytest.mark.usefixtures("table", "way")
 def test_a_norm_and_the_product_behind_it(rows: int, n: int, k: int, gated: bool) -> None:
     from llmkit_kernels import triton_few_rows
 
@@ -461,6 +472,7 @@ def test_a_norm_and_the_product_behind_it(rows: int, n: int, k: int, gated: bool
 
 
 @kernels
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("rows", "n", "k"), FEW_ROWS)
 def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int) -> None:
     given = few_rows(rows, 2 * n, k, torch.float16)
@@ -472,6 +484,43 @@ def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int
     assert_close(summed, total)
     tolerance = 4 * TOLERANCE[torch.float16]
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@kernels
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.usefixtures("table", "way")
+def test_a_row_s_product_is_the_same_in_any_batch(gated: bool) -> None:
+    from llmkit_kernels import triton_few_rows
+
+    given = few_rows(8, 64, 1040, HALVES[-1])
+    x, residual, norm, weight = (given[name] for name in ("x", "residual", "norm", "weight"))
+
+    def product(rows: slice) -> torch.Tensor:
+        if gated:
+            return triton_few_rows.normed_silu(x[rows], residual[rows], norm, 1e-5, weight)[0]
+        return triton_few_rows.normed_linear(x[rows], residual[rows], norm, 1e-5, weight, None)[0]
+
+    together = product(slice(0, 8))
+    for rows in (slice(2, 3), slice(0, 5)):
+        assert torch.equal(product(rows), together[rows])
+
+
+def test_weights_that_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the 0.6B shape on an H200, none of the 1.7B shape and none of the 135M shape."""
+    from llmkit.jit.device import Device
+    from llmkit_kernels import triton_held_rows
+
+    monkeypatch.setattr(triton_held_rows, "device_of", lambda _: Device(132, 227 * 1024))
+
+    def held(n: int, k: int, fused: bool) -> bool:
+        return triton_held_rows.takes(torch.empty(n, k, dtype=torch.bfloat16, device="meta"), fused=fused)
+
+    right = [(4096, 1024, True), (1024, 2048, False), (6144, 1024, True), (1024, 3072, False)]
+    large = [(4096, 2048, True), (2048, 2048, False), (12288, 2048, True), (2048, 6144, False)]
+    small = [(960, 576, True), (576, 576, False), (3072, 576, True), (576, 1536, False)]
+    assert not any(held(*each) for each in right)  # kernels cannot start early there
+    monkeypatch.setattr(triton_held_rows, "follows_early", lambda _: True)
+    assert [held(*each) for each in right + large + small] == [True] * 4 + [False] * 8
 
 
 @kernels
