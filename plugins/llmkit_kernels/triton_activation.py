@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llmkit.jit.chain import follows_early, next_may_start, wait_for_last
 from llmkit.jit.rehearsal import launch
-from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
 
 _BLOCK = 1024
 

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from llmkit.hookspecs.kernels import HeadNorms
+from llmkit.jit.chain import follows_early, next_may_start, wait_for_last
 from llmkit.jit.rehearsal import launch
-from llmkit_kernels.triton_chain import follows_early, next_may_start, wait_for_last
 
 _ELEMENTS = 1024  # of a program
 _FEW_TOKENS = 32  # up to which a program has one head, so that as many as possible work
