@@ -1,4 +1,5 @@
-"""Keys and values written by the kernel that norms and rotates them, where kernel table and attention both allow it."""
+"""Keys and values written by the kernel that norms and rotates them, where kernel table and attention both allow it; or
+all of it left to attention, where that takes it."""
 
 from __future__ import annotations
 
@@ -26,6 +27,25 @@ class WrittenByOthers(TorchAttention):
     def attend(self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any) -> torch.Tensor:
         key, value = (kv_cache[metadata.pages, part, :, metadata.offsets] for part in (0, 1))
         return self.forward(layer, query, key, value, kv_cache, metadata)
+
+
+class TakesWhatIsProjected(WrittenByOthers):
+    """Steps of one row, as if others were too many for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: list[HeadNorms | None] = []
+
+    def attend_projected(self, layer, query, key, value, rotation, kv_cache, metadata) -> torch.Tensor | None:
+        if len(query) > 3:
+            return None
+        query, key, value = query.clone(), key.clone(), value.clone()
+        slots = self.slots(metadata)
+        OneKernel().rotary_and_write(
+            rotation.positions, query, key, value, rotation.cos_sin, rotation.norms, kv_cache, slots
+        )
+        self.norms.append(rotation.norms)
+        return self.attend(layer, query.view(len(query), -1, layer.head_size), kv_cache, metadata)
 
 
 class OneKernel(TorchKernels):
@@ -74,3 +94,23 @@ def test_the_layers_compute_the_same(make_context: Callable[..., ModelContext], 
         torch.testing.assert_close(logits(*built(kernels), backend), expected, rtol=1e-5, atol=1e-6)
         assert len(kernels.norms) == calls
         assert all(isinstance(norms, HeadNorms) == qk_norm for norms in kernels.norms)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_attention_may_take_what_is_projected(
+    make_context: Callable[..., ModelContext], random_tensors, qk_norm
+) -> None:
+    def built() -> tuple[ModelContext, DecoderForCausalLM]:
+        context = make_context(kernels=OneKernel())
+        model = DecoderForCausalLM(context, lambda *_: LayerOptions(qk_norm=qk_norm))
+        model.load_weights(random_tensors(model).items())
+        return context, model
+
+    context, model = built()
+    backend = TakesWhatIsProjected()
+    expected = logits(*built(), TorchAttention())
+    torch.testing.assert_close(logits(context, model, backend), expected, rtol=1e-5, atol=1e-6)
+    layers = len(context.attention_layers)
+    assert len(backend.norms) == layers, "asked once a layer, and what it gave back went on"
+    assert len(context.kernels.norms) == layers, "what it did not take went the other way"
+    assert all(isinstance(norms, HeadNorms) == qk_norm for norms in backend.norms)

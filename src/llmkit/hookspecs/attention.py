@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
+    from llmkit.hookspecs.kernels import HeadNorms
+
 
 @dataclass(frozen=True)
 class AttentionQuery:
@@ -123,6 +125,21 @@ class AttentionBatch:
     prefixes: SharedPrefixes | None = None
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """What queries and keys go through between their projection and attention: norms of their heads, if any, and rotary
+    embedding.
+
+    positions int64[t]; cos_sin float32 [max_position, rotary_dim]: cosines, then sines, for half-split ("NeoX")
+    pairing; rotary_dim <= head_size, the rest of each head is left alone. All of it is there before the step's first
+    kernel.
+    """
+
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    norms: HeadNorms | None
+
+
 class AttentionBackend(ABC):
     """Paged, variable-length, causal attention.
 
@@ -200,6 +217,24 @@ class AttentionBackend(ABC):
     def attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any) -> torch.Tensor:
         """`forward` of a batch whose keys and values are in the cache already; for backends with `slots`."""
         raise TypeError(f"{type(self).__name__} writes keys and values itself")
+
+    def attend_projected(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor | None:
+        """`forward` of what the projection put out, with all of `rotation` before it: rounded as `KernelTable.rms_norm`
+        and `KernelTable.rotary` round, in fewer kernels than one by one.
+
+        query [t, num_heads*head_size], key and value [t, num_kv_heads*head_size] may be views with a row stride, and
+        are left as they are. Returns [t, num_heads, head_size]. None: nothing was done, as it does not pay for this
+        batch or cannot be done; then norms, rotary embedding and attention are called one by one."""
+        return None
 
 
 @hookspec(firstresult=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llmkit.hookspecs.attention import AttentionLayer
+from llmkit.hookspecs.attention import AttentionLayer, Rotation
 from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.layers.linear import QKVParallelLinear, RowParallelLinear
 from llmkit.layers.module import Module
@@ -76,6 +76,20 @@ class Attention(Module):
         )
         return output.reshape(tokens, layer.num_heads * layer.head_size)
 
+    def attend_projected(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        context: ForwardContext,
+    ) -> torch.Tensor | None:
+        """`forward` with the norms and the rotary embedding before it, if the backend takes such tokens."""
+        layer, index = self.layer, self.layer.index
+        cache, metadata = context.kv_caches[index], context.metadata[index]
+        output = context.backend.attend_projected(layer, query, key, value, rotation, cache, metadata)
+        return None if output is None else output.reshape(-1, layer.num_heads * layer.head_size)
+
 
 class SelfAttention(Module):
     """Projections, optional norm of query and key heads, rotary embedding, attention, output projection."""
@@ -128,16 +142,19 @@ class SelfAttention(Module):
         """What `o_proj` gets in `forward`, [t or s, heads*head_size], from what `qkv_proj` puts out, which may be
         overwritten."""
         query, key, value = torch.split(projected, self.qkv_proj.split_sizes, dim=-1)
-        slots = context.backend.slots(context.metadata[self.attention.layer.index])
-        if slots is not None and self._write_at_once(positions, query, key, value, context, slots):
-            attended = self.attention.attend(query, context)
-        else:
-            attended = self._one_by_one(positions, query, key, value, context)
+        rotation = Rotation(positions, self.rotary.table_on(positions.device), self._norms())
+        attended = self.attention.attend_projected(query, key, value, rotation, context)
+        if attended is None:
+            slots = context.backend.slots(context.metadata[self.attention.layer.index])
+            if slots is not None and self._write_at_once(rotation, query, key, value, context, slots):
+                attended = self.attention.attend(query, context)
+            else:
+                attended = self._one_by_one(positions, query, key, value, context)
         return attended if rows is None else attended[rows]
 
     def _write_at_once(
         self,
-        positions: torch.Tensor,
+        rotation: Rotation,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -146,8 +163,9 @@ class SelfAttention(Module):
     ) -> bool:
         """Norms, rotary embedding and the write to the cache in one kernel, if the kernel table has one."""
         cache = context.kv_caches[self.attention.layer.index]
-        table = self.rotary.table_on(positions.device)
-        return self._kernels.rotary_and_write(positions, query, key, value, table, self._norms(), cache, slots)
+        return self._kernels.rotary_and_write(
+            rotation.positions, query, key, value, rotation.cos_sin, rotation.norms, cache, slots
+        )
 
     def _norms(self) -> HeadNorms | None:
         if not self.has_qk_norm:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmkit.hookspecs.attention import AttentionBackend, AttentionLayer, AttentionQuery, Support
+from llmkit.hookspecs.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    AttentionQuery,
+    Rotation,
+    Support,
+)
+from llmkit.hookspecs.kernels import HeadNorms
 from llmkit.testing.attention import TOLERANCE, AttentionTrial, split_heads
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -125,6 +133,57 @@ def check(run: AttentionTrial, load: Sequence[Rows], what: object) -> None:
             f"off by {difference:.2g} in step {number}, (sequence, new tokens) {rows}, pages of {run.pool.page_size}: "
             f"{what}"
         )
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What a projection has put out for rows of one token, merged [t, (heads + 2 * kv_heads) * head_size], and what
+    queries and keys go through ahead of attention."""
+
+    backend: AttentionBackend
+    layer: AttentionLayer
+    merged: torch.Tensor
+    rotation: Rotation
+
+    def attended(self, cache: torch.Tensor, plan: Any) -> torch.Tensor | None:
+        """What the backend makes of it."""
+        size = self.layer.head_size
+        of_keys = self.layer.num_kv_heads * size
+        query, key, value = torch.split(self.merged, [self.layer.num_heads * size, of_keys, of_keys], dim=1)
+        return self.backend.attend_projected(self.layer, query, key, value, self.rotation, cache, plan)
+
+    def turned(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(query, key, value) [t, h, head_size] as `forward` takes them, rounded after the norm and after the
+        rotation."""
+        query, key, value = self._heads()
+        norms = self.rotation.norms
+        weights = (None, None) if norms is None else (norms.query, norms.key)
+        return self._turned(query, weights[0]), self._turned(key, weights[1]), value
+
+    def _heads(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return split_heads(self.layer, self.merged.view(len(self.merged), -1, self.layer.head_size))
+
+    def _turned(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        dtype = heads.dtype
+        if weight is not None and self.rotation.norms is not None:
+            wide = heads.float()
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.rotation.norms.eps)
+            heads = (wide.to(dtype).float() * weight.float()).to(dtype)
+        cos, sin = self.rotation.cos_sin[self.rotation.positions].chunk(2, dim=-1)
+        first, second = heads.float().chunk(2, dim=-1)
+        cos, sin = cos[:, None], sin[:, None]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(dtype)
+
+
+def drawn_projection(run: AttentionTrial, batch: AttentionBatch, *, normed: bool) -> Projection:
+    """Random, for a batch of rows of one token; the rotary embedding turns whole heads."""
+    size, device = run.layer.head_size, run.device
+    merged = run.draw_merged(batch.num_tokens).flatten(1).to(device)
+    weights = (1 + run.draw(1, run.layer.num_heads)[0, :2].float() / 4).to(device, run.dtype)
+    norms = HeadNorms(weights[0].contiguous(), weights[1].contiguous(), 1e-6) if normed else None
+    angles = torch.outer(torch.arange(batch.max_seq_len), torch.arange(1, size // 2 + 1) / size)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    return Projection(run.backend, run.layer, merged, Rotation(batch.seq_lens.long() - 1, table, norms))
 
 
 class StepPlannedOnce:

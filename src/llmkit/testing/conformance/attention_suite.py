@@ -25,6 +25,7 @@ from llmkit.testing.attention_claims import (
     check,
     drawn_case,
     drawn_load,
+    drawn_projection,
 )
 from llmkit.testing.conformance.target import Conformance
 from llmkit.testing.paged_attention import dense_attention
@@ -308,6 +309,37 @@ def test_keys_and_values_may_be_written_by_others(claims: Claims) -> None:
         difference = (output - expected).abs().max().item()
         assert difference < TOLERANCE[run.dtype], f"attend() differs from forward() by {difference:.2g}"
         assert torch.equal(cache.isnan(), run.cache.isnan()), "attend() wrote to the cache, or forward() elsewhere"
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_what_the_projection_puts_out(claims: Claims, normed: bool) -> None:
+    """`attend_projected`, where it takes such tokens, gives what norms, rotary embedding and `forward` give."""
+    taken = 0
+    for dtype in DTYPES:
+        layer = AttentionLayer(0, 4, 2, 32, 32**-0.5)
+        if not claims.takes(layer, dtype, dtype):
+            continue
+        run = AttentionTrial(claims.backend, layer, claims.backend.page_sizes()[0], dtype, dtype, claims.device)
+        run.fill(0, 20)
+        run.fill(1, 90)
+        batch = run.pool.step([(1, 1), (2, 1), (0, 1)], claims.device)
+        plan = claims.backend.plan(batch)
+        projected = drawn_projection(run, batch, normed=normed)
+        merged, cache = projected.merged.clone(), run.cache.clone()
+        output = projected.attended(run.cache, plan)
+        if output is None:
+            assert torch.equal(run.cache.nan_to_num(), cache.nan_to_num()), f"{dtype}: it wrote what it does not take"
+            continue
+        taken += 1
+        assert torch.equal(merged, projected.merged), f"{dtype}: it changed its arguments"
+        expected = claims.backend.forward(layer, *projected.turned(), cache, claims.backend.plan(batch))
+        difference = (output - expected).abs().max().item()
+        assert difference < TOLERANCE[dtype], f"{dtype}: attend_projected() differs by {difference:.2g}"
+        assert torch.equal(cache.isnan(), run.cache.isnan()), f"{dtype}: other cells of the cache are written"
+        difference = (cache - run.cache).nan_to_num().abs().max().item()
+        assert difference < 2 * TOLERANCE[dtype], f"{dtype}: what is written differs by {difference:.2g}"
+    if not taken:
+        pytest.skip("it leaves norms and rotary embedding to others")
 
 
 # ---- steps of an engine
