@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from llmkit.cache_folder import cache_folder
-from llmkit.hookspecs.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionQuery, Support
+from llmkit.hookspecs.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    AttentionQuery,
+    Rotation,
+    Support,
+)
 from llmkit_attention.cache_writer import CacheWriter, current
 from llmkit_attention.flash_attn_paged import GENERATIONS
 from llmkit_attention.triton_backend import TritonAttention
@@ -99,6 +106,20 @@ class FlashAttnAttention(AttentionBackend):
         if metadata.writer is None:
             return self._triton.attend(layer, query, kv_cache, metadata.few)
         return self._prompts(layer, query, kv_cache, metadata.batch)
+
+    def attend_projected(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        metadata: _Plan,
+    ) -> torch.Tensor | None:
+        if metadata.writer is not None:
+            return None
+        return self._triton.attend_projected(layer, query, key, value, rotation, kv_cache, metadata.few)
 
     def _prompts(
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch

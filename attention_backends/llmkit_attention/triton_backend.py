@@ -15,11 +15,13 @@ from llmkit.hookspecs.attention import (
     AttentionLayer,
     AttentionQuery,
     PrefixSharing,
+    Rotation,
     SharedPrefixes,
     Support,
 )
 from llmkit_attention.cache_types import held_as
 from llmkit_attention.triton_cache import write_launch
+from llmkit_attention.triton_decode_launch import ChooseDecodeTile, DecodeMemory, decode_launch, decode_tile_for, takes
 from llmkit_attention.triton_launch import PreparedLaunch
 from llmkit_attention.triton_prefix import UNIT
 from llmkit_attention.triton_prepare import (
@@ -42,7 +44,8 @@ ChooseTile = Callable[[int, QueryClass, int, Device], Tile]
 
 @dataclass(frozen=True)
 class _Plan:
-    """writes, attends: launches by what they depend on of layer and tensors; the first of each kind fills them."""
+    """decodes: whether every row is one token. writes, attends, projected: launches by what they depend on of layer and
+    tensors; the first of each kind fills them."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -51,23 +54,31 @@ class _Plan:
     query_lens: IntArray
     lengths: IntArray
     prefixes: SharedPrefixes | None
+    decodes: bool
     writes: dict[Hashable, PreparedLaunch] = field(default_factory=dict)
     attends: dict[Hashable, tuple[Attend, ...]] = field(default_factory=dict)
+    projected: dict[Hashable, PreparedLaunch | None] = field(default_factory=dict)
 
 
 class TritonAttention(AttentionBackend):
     """Prompts, chunks and decodes in any mixture; arithmetic in the wider of the types of model and cache.
 
-    device: None for the GPU that the first batch is on. choose_tile: replaces the table of block sizes.
+    device: None for the GPU that the first batch is on. choose_tile, choose_decode_tile: replace tables of block sizes.
     """
 
     graph_safe = True
     # Measured on an H200: 4 to 256 rows that share 128 to 16384 tokens, of eight KV heads of 128 in bfloat16.
     prefix_sharing = PrefixSharing(unit=UNIT, least_rows=4, least_bytes=48 * 2**20, least_row_bytes=2**19)
 
-    def __init__(self, device: Device | None = None, choose_tile: ChooseTile = tile_for) -> None:
+    def __init__(
+        self,
+        device: Device | None = None,
+        choose_tile: ChooseTile = tile_for,
+        choose_decode_tile: ChooseDecodeTile = decode_tile_for,
+    ) -> None:
         self._device = device
-        self._choose_tile = choose_tile
+        self._choose_tile, self._choose_decode_tile = choose_tile, choose_decode_tile
+        self._decode_memory = DecodeMemory()
         self._prefix_memory = PrefixMemory()
         self._kinds: dict[AttentionLayer, AttentionLayer] = {}  # what launches depend on of a layer: not its place
 
@@ -104,6 +115,7 @@ class TritonAttention(AttentionBackend):
             np.diff(batch.query_start_loc_np[: rows + 1]),
             batch.seq_lens_np[:rows],
             batch.prefixes,
+            batch.max_query_len == 1 and batch.num_tokens == rows,
         )
 
     def forward(
@@ -138,6 +150,62 @@ class TritonAttention(AttentionBackend):
             with _on(query):
                 self._attend(layer, query, kv_cache, metadata, output)
         return output.to(query.dtype) if INTERPRETED else output
+
+    def attend_projected(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        metadata: _Plan,
+    ) -> torch.Tensor | None:
+        kind = self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
+        known = (kind, query.dtype, kv_cache.dtype, query.stride(), key.stride(), value.stride(), kv_cache.stride())
+        norms = rotation.norms
+        known = (*known, None if norms is None else (norms.eps, norms.query.dtype))
+        if known not in metadata.projected:
+            metadata.projected[known] = self._projected(layer, query, key, value, rotation, kv_cache, metadata)
+        attend = metadata.projected[known]
+        if attend is None:
+            return None
+        rows, tokens = metadata.slot_mapping.shape[0], query.shape[0]
+        output = torch.empty((tokens, layer.num_heads, layer.head_size), dtype=query.dtype, device=query.device)
+        if rows < tokens:
+            output[rows:] = 0
+        weights = (rotation.cos_sin,) * 2 if norms is None else (norms.query, norms.key)
+        with _on(query):
+            attend(query, key, value, kv_cache, output, *weights, rotation.positions, rotation.cos_sin)
+        return output
+
+    def _projected(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        plan: _Plan,
+    ) -> PreparedLaunch | None:
+        """The launch that does all of it; None where there is none or other launches are faster."""
+        if not plan.decodes or _usable(plan.prefixes, layer) is not None:
+            return None
+        if not takes(layer, query, key, value, rotation, kv_cache):
+            return None
+        device, longest = self._of(query.device), int(plan.lengths.max())
+        if layer.sliding_window is not None:
+            longest = min(longest, layer.sliding_window)
+        row_bytes = layer.head_size * kv_cache.itemsize
+        tile = self._choose_decode_tile(plan.lengths.shape[0], longest, row_bytes, device)
+        if tile is None:
+            return None
+        of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
+        return decode_launch(
+            tile, layer, query, key, value, rotation, kv_cache, of_step, plan.slot_mapping, longest, device,
+            self._decode_memory, early=self._starts_early(query.device),
+        )  # fmt: skip
 
     def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan) -> None:
         known = (key.dtype, kv_cache.dtype, key.stride(), value.stride(), kv_cache.stride())

@@ -119,7 +119,7 @@ def attention_launches(
     numbers = _shared_numbers(launch, layer, of_step)
     partial, lse = _workspace(launch, constants["BLOCK_D"], of_step)
     page_size = kv_cache.shape[3]
-    factor, cap = _folded(layer)
+    factor, cap = base_two(layer)
     attend = PreparedLaunch(
         attention_kernel,
         (launch.num_programs, launch.num_items or launch.num_blocks, launch.num_splits),
@@ -185,7 +185,7 @@ def _prefix_launch(
 ) -> PreparedLaunch:
     """For the keys that rows share; called with (query, kv_cache)."""
     launch, prefixes, page_size = prefix.launch, prefix.prefixes, kv_cache.shape[3]
-    factor, cap = _folded(layer)
+    factor, cap = base_two(layer)
     return PreparedLaunch(
         prefix_kernel,
         (launch.num_programs, launch.num_items, 1),
@@ -261,7 +261,7 @@ def _workspace(launch: Launch, padded_head_size: int, of_step: OfStep) -> tuple[
     return partial, torch.empty(slots, dtype=torch.float32, device=device)
 
 
-def _folded(layer: AttentionLayer) -> tuple[float, float]:
+def base_two(layer: AttentionLayer) -> tuple[float, float]:
     """(factor, cap) of the kernel, which works with powers of two: factor times q·k is the score or, with a cap,
     twice the argument of tanh, which the cap then multiplies."""
     if layer.soft_cap is None:

@@ -24,10 +24,10 @@ on_gpu = [
 
 @pytest.mark.long
 def test_under_the_interpreter(interpreted: Callable[..., list[str]]) -> None:
-    """The conformance suite, and all of `test_triton_interpreted.py`."""
-    path = Path(__file__).with_name("test_triton_interpreted.py")
-    passed = interpreted("--llmkit-conformance=attention:triton", path)
-    assert len(passed) >= 69, "tests of the kernels were skipped"
+    """The conformance suite, and all of `test_triton_interpreted.py` and `test_triton_decode.py`."""
+    paths = (Path(__file__).with_name(f"test_triton_{name}.py") for name in ("interpreted", "decode"))
+    passed = interpreted("--llmkit-conformance=attention:triton", *paths)
+    assert len(passed) >= 118, "tests of the kernels were skipped"
 
 
 def follow(recorded: AttentionBatch, other: AttentionBatch) -> None:
