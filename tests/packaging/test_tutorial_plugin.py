@@ -14,6 +14,7 @@ import json, sys
 from llmkit import LLM, SamplingParams
 
 settings = {"load_format": "dummy", "skip_tokenizer": True, "dtype": "float32", "max_num_seqs": 1}
+settings |= {"kernels": "torch", "attention": {"backend": "torch"}}
 llm = LLM(sys.argv[1], scheduler={"policy": "shortest-first"}, **settings)
 params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, detokenize=False)
 prompts = [{"prompt_token_ids": [5] * length} for length in (9, 3, 6)]
