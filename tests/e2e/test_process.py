@@ -113,7 +113,8 @@ def test_no_stream_notices_that_the_engine_was_killed(
     requests, kills = requests_of(golden, 8, 32), (60, 180) if DEEP else (90,)
 
     async def main() -> None:
-        async with AsyncLLM(smollm2_gguf, **settings) as llm:
+        # Other tests may keep the machine from compiling for a while.
+        async with AsyncLLM(smollm2_gguf, compile_wait_s=60.0, compile_timeout_s=30.0, **settings) as llm:
             undisturbed = await answer_all(llm, requests, [])
             under_way: list[Answer] = []
             async with killing_at(llm, under_way, kills):
