@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,35 @@ def test_kernels_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) 
         launch(kernel, (1,), torch.zeros(8))
         launch(kernel, (1,), torch.zeros(8).half())
     assert len(kernel.compiled) == 2
+
+
+def test_what_launches_a_kernel_is_built_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton would run the C compiler in the first launch. Where that fails, the launch tells."""
+    triton = pytest.importorskip("triton")
+    built: list[Any] = []
+
+    class Driver:
+        @staticmethod
+        def launcher_cls(src: object, metadata: object) -> None:
+            built.append((src, metadata, threading.current_thread()))
+            if src == "bad":
+                raise OSError("no compiler")
+
+    class Compiled(Kernel):
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:  # noqa: ARG002
+            return SimpleNamespace(src=options["src"], metadata="m")
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    kernel = Compiled()
+    with caplog.at_level("DEBUG", "llmkit.execution"), Rehearsal(CPU):
+        launch(kernel, (1,), torch.zeros(8), src="good")
+        launch(kernel, (1,), torch.zeros(8), src="bad")
+    assert {(src, metadata) for src, metadata, _ in built} == {("good", "m"), ("bad", "m")}
+    assert all(thread is not threading.current_thread() for *_, thread in built)
+    assert "no compiler" in caplog.text
+    assert launch(kernel, (1,), torch.zeros(8)) == "launched"
 
 
 def test_what_cannot_be_compiled_is_left_to_the_launch(caplog: pytest.LogCaptureFixture) -> None:

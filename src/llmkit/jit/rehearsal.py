@@ -69,7 +69,7 @@ class Rehearsal:
         )
         if known not in self._compiled:
             assert self._pool is not None
-            self._compiled[known] = self._pool.submit(partial(kernel.warmup, *arguments, grid=grid, **options))
+            self._compiled[known] = self._pool.submit(partial(_compile, kernel, grid, arguments, options))
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
@@ -85,6 +85,20 @@ def rehearsing() -> bool:
     """Whether `launch` compiles in this thread and launches nothing. What kernels would have written must then be made
     otherwise where somebody looks something up by it."""
     return _active.get() is not None
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    _build_launcher(kernel.warmup(*arguments, grid=grid, **options))
+
+
+def _build_launcher(compiled: Any) -> None:
+    """Have the C function built that launches kernels of such a signature: a run of the C compiler, which Triton leaves
+    to the first launch, where others would wait for it. The launch finds it in Triton's cache."""
+    if not hasattr(compiled, "src"):  # interpreted
+        return
+    from triton.runtime import driver
+
+    driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _index(device: torch.device) -> int | None:
