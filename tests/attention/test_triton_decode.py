@@ -4,12 +4,12 @@ starts."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from triton_cases import DEVICE, INTERPRETED
 
 from llmkit.hookspecs.attention import AttentionBatch, AttentionLayer, Rotation, SharedPrefixes
 from llmkit.hookspecs.kernels import HeadNorms
@@ -19,8 +19,6 @@ from llmkit_kernels.torch_table import TorchKernels
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 # The interpreter cuts bfloat16 off instead of rounding; on a GPU, float32 has other kernels.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 USUAL = DTYPES[-1]

@@ -12,7 +12,9 @@ pytest.importorskip("triton")
 TESTS = Path(__file__).parents[1]
 # file → tests in it that run where kernels are interpreted, at least
 FILES = {
-    "kernels/test_triton_kernels.py": 25,
+    "kernels/test_triton_draw.py": 25,
+    "kernels/test_triton_few_rows.py": 20,
+    "kernels/test_triton_kernels.py": 20,
     "kernels/test_triton_some_rows.py": 15,
     "quantization/test_fp8.py": 30,
 }

@@ -1,44 +1,12 @@
-"""Products of some rows in the `triton` kernel table, and their parts: as `test_triton_kernels.py`, on a GPU or
-interpreted."""
+"""Products of some rows in the `triton` kernel table, and their parts. See `triton_cases.py`."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-from llmkit_kernels.torch_table import TorchKernels
+from triton_cases import HALVES, REFERENCE, assert_near, kernels, random
 
 pytest.importorskip("triton")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-REFERENCE = TorchKernels()
-# The interpreter cuts bfloat16 off instead of rounding.
-HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
-
-
-@pytest.fixture
-def table():
-    if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    from llmkit_kernels.triton_table import TritonKernels
-
-    return TritonKernels()
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-
-def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, roundings: int = 1) -> None:
-    tolerance = roundings * TOLERANCE[dtype]
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
-
 
 # Whole blocks of columns and not, a last program with some of its rows.
 SHAPES = [(9, 48, 256), (16, 100, 400), (33, 33, 1040), (64, 130, 128)]

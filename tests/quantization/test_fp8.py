@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from pydantic import ValidationError
+from triton_cases import DEVICE, HALVES, INTERPRETED, REFERENCE, TOLERANCE, kernels, need_a_gpu
 
 from llmkit.errors import ModelError
 from llmkit.hookspecs import Environment
@@ -17,14 +16,7 @@ from llmkit_quantization.fp8_weight import FLOAT8
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]  # interpreted, bfloat16 is cut off
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-KERNELS = TorchKernels()
 HOPPER = Environment(device_type="cuda", compute_capability=(9, 0))
-
-kernels = pytest.mark.skipif(False, reason="interpreted") if INTERPRETED else pytest.mark.gpu
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,8 +25,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.fixture
 def method():
-    if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
+    need_a_gpu()
     return fp8.llmkit_quantization(None)
 
 
@@ -146,7 +137,7 @@ def test_a_row_that_is_not_finite_stays_so(method, bad: float) -> None:
     for rows in (3, MOST_ROWS + 3):
         x = random(rows, 64, dtype=HALVES[-1])
         x[1, 5] = bad
-        finite = method.linear(x, packed, None, KERNELS).isfinite().all(dim=1)
+        finite = method.linear(x, packed, None, REFERENCE).isfinite().all(dim=1)
         assert finite.tolist() == [row != 1 for row in range(rows)]
 
 
@@ -167,7 +158,7 @@ def test_products_of_a_few_rows_are_exact_but_for_the_weight(
     packed = method.pack(weight, "linear")
     expected = x.double() @ fp8_weight.widened(packed).double().T
     expected = expected if bias is None else expected + bias.double()
-    actual = method.linear(x, packed, bias, KERNELS)
+    actual = method.linear(x, packed, bias, REFERENCE)
     assert actual.dtype is dtype
     close(actual, expected, TOLERANCE[dtype])
 
@@ -184,11 +175,11 @@ def test_a_norm_and_the_product_behind_it(rows: int, n: int, k: int, gated: bool
     norm, bias = norm.to(dtype), bias.to(dtype)
     packed = fp8_weight.pack(random(2 * n if gated else n, k, dtype=dtype) / k**0.5)
     total = x + residual
-    normed = KERNELS.rms_norm(total.float(), norm.float(), 1e-5)
-    expected = KERNELS.linear(normed, fp8_weight.widened(packed), None if gated else bias.float())
+    normed = REFERENCE.rms_norm(total.float(), norm.float(), 1e-5)
+    expected = REFERENCE.linear(normed, fp8_weight.widened(packed), None if gated else bias.float())
     kept = x.clone(), residual.clone()
     if gated:
-        expected = KERNELS.silu_and_mul(expected)
+        expected = REFERENCE.silu_and_mul(expected)
         actual, summed = triton_fp8_product.normed_silu(x, residual, norm, 1e-5, packed)
     else:
         actual, summed = triton_fp8_product.normed_linear(x, residual, norm, 1e-5, packed, bias)
@@ -212,7 +203,7 @@ def test_products_of_many_rows_are_those_of_rounded_rows(
     codes, scales = fp8_weight.rounded_rows(x)
     expected = (codes.double() * scales[:, None].double()) @ fp8_weight.widened(packed).double().T
     expected = expected if bias is None else expected + bias.double()
-    actual = method.linear(x, packed, bias, KERNELS)
+    actual = method.linear(x, packed, bias, REFERENCE)
     assert actual.dtype is dtype
     close(actual, expected, 0.03)  # the matrix units add such products up in fewer bits than float32 has
     # Beside the product without any rounding.
@@ -228,14 +219,14 @@ def test_operations_in_one_are_those_one_by_one(method, rows: int, dtype: torch.
     x, residual, norm = random(rows, 96, dtype=dtype), random(rows, 96, dtype=dtype), random(96, dtype=dtype) + 1
     bias = random(64, dtype=dtype)
     packed = method.pack(random(64, 96, dtype=dtype) / 10, "linear")
-    normed, total = KERNELS.add_rms_norm(x.clone(), residual.clone(), norm, 1e-5)
-    expected = method.linear(normed, packed, bias, KERNELS)
-    actual, summed = method.add_rms_norm_linear(x.clone(), residual.clone(), norm, 1e-5, packed, bias, KERNELS)
+    normed, total = REFERENCE.add_rms_norm(x.clone(), residual.clone(), norm, 1e-5)
+    expected = method.linear(normed, packed, bias, REFERENCE)
+    actual, summed = method.add_rms_norm_linear(x.clone(), residual.clone(), norm, 1e-5, packed, bias, REFERENCE)
     torch.testing.assert_close(summed, total)
     close(actual, expected, 0.04)  # a number in the middle between two of float8 may be rounded either way
     assert summed.shape == x.shape
-    expected = KERNELS.silu_and_mul(method.linear(normed, packed, None, KERNELS))
-    actual, summed = method.add_rms_norm_silu(x.clone(), residual.clone(), norm, 1e-5, packed, KERNELS)
+    expected = REFERENCE.silu_and_mul(method.linear(normed, packed, None, REFERENCE))
+    actual, summed = method.add_rms_norm_silu(x.clone(), residual.clone(), norm, 1e-5, packed, REFERENCE)
     torch.testing.assert_close(summed, total)
     close(actual, expected, 0.04)
 
@@ -252,13 +243,13 @@ def test_what_is_not_added_up_yet_is_left_to_the_table(method, rows: int) -> Non
     parts, residual, norm = random(2, rows, 96), random(rows, 96, dtype=dtype), random(96, dtype=dtype) + 1
     packed = method.pack(random(64, 96, dtype=dtype) / 10, "linear")
     normed, total = InParts().add_rms_norm(parts.clone(), residual.clone(), norm, 1e-5)
-    expected = method.linear(normed, packed, None, KERNELS)
+    expected = method.linear(normed, packed, None, REFERENCE)
     actual, summed = method.add_rms_norm_linear(parts.clone(), residual.clone(), norm, 1e-5, packed, None, InParts())
     torch.testing.assert_close(summed, total)
     close(actual, expected, 0.04)
     actual, summed = method.add_rms_norm_silu(parts, residual, norm, 1e-5, packed, InParts())
     torch.testing.assert_close(summed, total)
-    close(actual, KERNELS.silu_and_mul(expected), 0.04)
+    close(actual, REFERENCE.silu_and_mul(expected), 0.04)
 
 
 @kernels
@@ -272,7 +263,7 @@ def test_columns_are_dealt_out_where_programs_are_few(method) -> None:
         x = random(20, 5120, dtype=HALVES[-1])
         codes, scales = fp8_weight.rounded_rows(x)
         expected = (codes.double() * scales[:, None].double()) @ fp8_weight.widened(packed).double().T
-        close(method.linear(x, packed, None, KERNELS), expected, 0.03)
+        close(method.linear(x, packed, None, REFERENCE), expected, 0.03)
         assert not packed.turns.any()
 
 
@@ -294,10 +285,10 @@ def test_a_captured_product_follows_its_rows(method) -> None:
     packed = method.pack(random(64, 128, dtype=torch.bfloat16), "linear")
     for rows in (4, 40, 80):
         x = random(rows, 128, dtype=torch.bfloat16)
-        method.linear(x, packed, None, KERNELS)
+        method.linear(x, packed, None, REFERENCE)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = method.linear(x, packed, None, KERNELS)
+            out = method.linear(x, packed, None, REFERENCE)
         x.mul_(-3).add_(1)
         graph.replay()
-        torch.testing.assert_close(out, method.linear(x, packed, None, KERNELS))
+        torch.testing.assert_close(out, method.linear(x, packed, None, REFERENCE))
