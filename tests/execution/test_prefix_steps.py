@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +132,34 @@ def test_the_start_runs_such_steps_without_recording_them(
     assert rehearsed == [(0,) * 8, (0,) * 4, (0,)]
     assert sorted(run) == [(0,), (0,) * 8]
     assert not any(cache.any() for cache in d.runner.kv_caches)
+
+
+def test_a_rehearsal_of_them_keeps_nothing(driver: Callable[..., Any]) -> None:
+    """Kernels are compiled beside those of prompts, by a runner that is there for nothing else."""
+    backend = SharingAttention(SHARING)
+    d = driver(windows=(None,), launched=True, backend=backend, num_blocks=2)
+    graphs = d.runner._graphs
+    graphs._sizes, graphs._common = (1, 2, 4, 8), (1, 4, 8)
+    caches = [cache.clone() for cache in d.runner.kv_caches]
+    compiles = SimpleNamespace(num_kernels=1)
+    d.runner.rehearse(compiles)
+    assert d.model.steps == [1, 4, 8, 8, 4, 1]
+    assert backend.told == [(0,) * 8, (0,) * 4, (0,)]
+    assert not graphs._steps
+    assert all(torch.equal(*pair) for pair in zip(caches, d.runner.kv_caches, strict=True))
+    left, runner = weakref.ref(graphs), weakref.ref(d.runner)
+    gc.disable()
+    try:
+        d.runner = graphs = None
+        assert left() is runner() is None
+    finally:
+        gc.enable()
+
+
+def test_without_kernels_to_compile_a_rehearsal_ends_soon(driver: Callable[..., Any]) -> None:
+    d = driver(windows=(None,), launched=True)
+    d.runner.rehearse(SimpleNamespace(num_kernels=0))
+    assert d.model.steps == [1]
 
 
 def test_steps_with_and_without_shared_prefixes_have_graphs_of_their_own(driver: Callable[..., Any]) -> None:

@@ -147,15 +147,18 @@ def _activations(built: BuiltModel, tokens: int, sampled: int, itemsize: int) ->
 
 
 @torch.inference_mode()
-def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.device) -> int:
+def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.device, *, decodes: bool = True) -> int:
     """Bytes of temporaries of a full step on a GPU, and of what the first one leaves behind, such as workspaces: run
-    one, with a cache of two blocks that is not written to."""
+    one, with a cache of two blocks that is not written to. decodes: have the kernels of decode steps compiled at the
+    same time."""
     before = torch.cuda.memory_allocated(device)
     _, tokens, sequences = limits(config)
     rows = min(sequences, tokens)
     lengths = np.full(rows, tokens // rows, dtype=np.int32)
     lengths[: tokens % rows] += 1
     with Rehearsal(device) as rehearsal:
+        if decodes:  # ahead of what loads libraries, beside which they are compiled
+            _rehearse_decodes(built, config, device, rehearsal)
         _full_step(built, lengths, device)
         if rehearsal.num_kernels:  # for prompts of other lengths there are others
             for length in (tokens, min(tokens, 128)):
@@ -167,6 +170,17 @@ def measured_activations(built: BuiltModel, config: EngineConfig, device: torch.
     peak = torch.cuda.max_memory_allocated(device) - before - cache
     torch.cuda.empty_cache()
     return peak
+
+
+def _rehearse_decodes(built: BuiltModel, config: EngineConfig, device: torch.device, rehearsal: Rehearsal) -> None:
+    from llmkit.execution.cuda.runner import CudaModelRunner
+
+    length, _, sequences = limits(config)
+    CudaModelRunner(
+        built.model, built.backend, built.layout(2),
+        kernels=built.kernels, vocab_size=built.config.vocab_size, max_num_seqs=sequences, max_model_len=length,
+        device=device,
+    ).rehearse(rehearsal)  # fmt: skip
 
 
 def _full_step(built: BuiltModel, lengths: IntArray, device: torch.device) -> int:

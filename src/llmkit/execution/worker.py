@@ -186,7 +186,9 @@ class Worker:
         if self._device.type == "cuda":
             if loaded:
                 weights = torch.cuda.memory_allocated(self._device) - self._allocated_before
-                activations = measured_activations(built, config, self._device)
+                # After a sleep, what is launched is compiled.
+                first = self._layout is None
+                activations = measured_activations(built, config, self._device, decodes=first)
             graphs = estimated_graphs(built, config, itemsize)
             use = gpu_use(config, self._device, weights, activations, graphs, self._allocated_before)
         else:

@@ -108,15 +108,21 @@ class DecodeGraphs:
     def num_captured(self) -> int:
         return sum(step.graph is not None for step in self._steps.values())
 
+    def rehearse(self, rehearsal: Rehearsal) -> None:
+        """In this rehearsal: have all compiled that `warm_up` launches, small steps first, which have most kernels of
+        their own. Nothing is kept."""
+        keys, shared_keys = self._first_keys()
+        for key in (*reversed(keys), *shared_keys):
+            self._run_padding(self._step(key), key)
+            if not rehearsal.num_kernels:  # libraries' alone
+                return
+
     def warm_up(self) -> None:
         """Capture the steps of common sizes that end in tokens drawn from whole rows, over the narrowest table. The
         rows are padding: nothing is written to the cache."""
-        width = padded_width(1, self._staging.most_pages)
         if not self._captures:
             return
-        keys: list[_Key] = [(rows, width, (), Ending.DRAWN) for rows in reversed(self._common)]
-        sharing = self._staging.sharing_groups
-        shared_keys = [(rows, width, sharing, Ending.DRAWN) for rows, *_ in keys if sharing]
+        keys, shared_keys = self._first_keys()
         with Rehearsal(self._device):
             for key in keys:  # the largest first: what it leaves of memory is enough for the others
                 self._run_padding(self._new(key), key)
@@ -130,6 +136,13 @@ class DecodeGraphs:
             self._run_padding(step, key)
             if not self._capture(step):
                 return
+
+    def _first_keys(self) -> tuple[list[_Key], list[_Key]]:
+        """Of what `warm_up` runs, largest first: steps that share nothing, and those that share what they may."""
+        width, sharing = padded_width(1, self._staging.most_pages), self._staging.sharing_groups
+        sizes = list(reversed(self._common))
+        alone: list[_Key] = [(rows, width, (), Ending.DRAWN) for rows in sizes]
+        return alone, [(rows, width, sharing, Ending.DRAWN) for rows in sizes if sharing]
 
     def _run_padding(self, step: _Step, key: _Key) -> None:
         lengths = self._staging.fill(None, *key[:2], dict.fromkeys(key[2]))  # what is looked up must be there

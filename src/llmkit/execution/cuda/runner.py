@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmkit.hookspecs.attention import AttentionBackend
     from llmkit.hookspecs.executor import StepHandle
     from llmkit.hookspecs.kernels import KernelTable
+    from llmkit.jit.rehearsal import Rehearsal
     from llmkit.kv_cache.layout import KVCacheLayout
     from llmkit.layers.causal_lm import CausalLM
     from llmkit.sampling.device_draw import DeviceDraws
@@ -98,6 +99,14 @@ class CudaModelRunner(ModelRunner):
         result = StepResult(token_ids=np.full(plan.num_rows, -1, dtype=np.int32))
         self._run(plan, self._backend, result)
         return FinishedStep(result)
+
+    @torch.inference_mode()
+    def rehearse(self, rehearsal: Rehearsal) -> None:
+        """In this rehearsal, which is entered: have all kernels compiled that `warm_up` launches. The cache needs two
+        blocks. The runner has no graphs afterwards, so that its memory is free once nobody has it."""
+        graphs, self._graphs = self._graphs, None
+        if graphs is not None:
+            graphs.rehearse(rehearsal)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
