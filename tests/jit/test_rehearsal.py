@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from llmkit.jit import rehearsal
 from llmkit.jit.rehearsal import Rehearsal, launch
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_outside_it_a_launch_is_a_launch() -> None:
 
 def test_inside_nothing_is_launched_and_each_kernel_is_compiled_once() -> None:
     kernel, x = Kernel(), torch.zeros(64)
-    with Rehearsal(CPU) as rehearsal:
+    with Rehearsal(CPU) as entered:
         for _ in range(3):
             assert launch(kernel, (3,), x, 5, 7, num_warps=2) is None
         launch(kernel, (9,), x[16:], 6, 9, num_warps=2)  # as the first: alignment and divisibility are the same
@@ -54,7 +55,7 @@ def test_inside_nothing_is_launched_and_each_kernel_is_compiled_once() -> None:
         launch(kernel, (3,), x.half(), 5, 7, num_warps=2)
         launch(kernel, (3,), x, 5, 7, num_warps=4)
         launch(kernel, (3,), x, 5, 7.0, num_warps=2)
-        assert rehearsal.num_kernels == 7
+        assert entered.num_kernels == 7
     assert len(kernel.compiled) == 7
     assert not kernel.launched
     assert all(thread is not threading.current_thread() for *_, thread in kernel.compiled)
@@ -131,3 +132,31 @@ def test_an_error_ends_it() -> None:
     with pytest.raises(KeyError), Rehearsal(CPU):
         raise KeyError
     assert launch(kernel, (1,), torch.zeros(8)) == "launched"
+
+
+def test_the_compiler_is_started_once_and_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one thread, however many want it; what fails is left to those who compile."""
+    compiler = pytest.importorskip("triton.compiler.compiler")
+    cache = pytest.importorskip("triton.runtime.cache")
+    import triton
+
+    calls: list[str] = []
+    done = threading.Event()
+
+    def hashed() -> str:
+        calls.append("hash")
+        done.set()
+        raise OSError("no ptxas")
+
+    monkeypatch.setattr(rehearsal, "_is_ready", False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(f"device {index}"))
+    monkeypatch.setattr(cache, "triton_key", lambda: calls.append("key"))
+    monkeypatch.setattr(compiler, "make_backend", lambda target: SimpleNamespace(hash=hashed, target=target))
+    monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(get_current_target=lambda: "target"))
+    rehearsal.start_compiler(CPU)
+    rehearsal.start_compiler(torch.device("cuda:1"))
+    assert done.wait(30)
+    rehearsal._get_ready()
+    assert calls == ["device 1", "key", "hash"]
+    rehearsal.start_compiler(torch.device("cuda:1"))
+    assert calls == ["device 1", "key", "hash"]

@@ -32,6 +32,7 @@ from llmkit.execution.profiling import TorchProfile
 from llmkit.execution.ready_memory import make_ready
 from llmkit.execution.setup import LoadProgress, WorkerReport, WorkerSetup
 from llmkit.execution.worker_transfers import WorkerTransfers
+from llmkit.jit.rehearsal import start_compiler
 from llmkit.recycled_memory import recycling
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Worker:
         source = self._setup.source
         with torch.no_grad(), recycling(), _device_memory_explained("the weights of the model"):
             built = build_model(self._setup, self._device)
+            start_compiler(self._device)  # it is needed once the weights are there
             source.format.expect(built.model.weight_shapes())
             tensors = source.tensors()
             checksum = WeightsChecksum()

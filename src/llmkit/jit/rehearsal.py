@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, Token
@@ -22,6 +24,9 @@ logger = logging.getLogger("llmkit.execution")
 
 _MOST_THREADS = 16
 _ALIGNMENT = 16
+
+_getting_ready = threading.Lock()
+_is_ready = False  # what Triton does once
 
 _active: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
 
@@ -81,6 +86,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     return None
 
 
+def start_compiler(device: torch.device) -> None:
+    """In a thread, have done what Triton does once before it compiles for a GPU: a checksum of itself, for which 400 MB
+    are read, and a run of the C compiler. Only if Triton has been imported; nobody need wait for it."""
+    if device.type == "cuda" and "triton" in sys.modules and not _is_ready:
+        threading.Thread(target=_use, args=(_index(device),), name="compiler", daemon=True).start()
+
+
 def rehearsing() -> bool:
     """Whether `launch` compiles in this thread and launches nothing. What kernels would have written must then be made
     otherwise where somebody looks something up by it."""
@@ -111,6 +123,25 @@ def _index(device: torch.device) -> int | None:
 def _use(index: int | None) -> None:
     if index is not None:
         torch.cuda.set_device(index)
+        _get_ready()
+
+
+def _get_ready() -> None:
+    """Once in the process, whoever comes first; others wait. What fails here, compiling does again, and tells."""
+    global _is_ready
+    with _getting_ready:
+        if _is_ready:
+            return
+        try:
+            from triton.compiler.compiler import make_backend
+            from triton.runtime import driver
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+            make_backend(driver.active.get_current_target()).hash()
+        except Exception as error:
+            logger.debug("the compiler of kernels is not ready: %s", error)
+        _is_ready = True
 
 
 def _kind_of(value: Any, free: bool) -> Hashable:
