@@ -25,20 +25,23 @@ class Admission:
 
     @contextmanager
     def enter(self, num_sequences: int) -> Iterator[None]:
-        """Room for a request of `num_sequences` answers while it runs. Raises InvalidRequestError if it is more
-        than can ever be taken, ApiError 429 if the queue is full."""
+        """Room for `num_sequences` inputs while they run. Raises as `take` does."""
         self.take(num_sequences)
         try:
             yield
         finally:
             self.give_back(num_sequences)
 
-    def take(self, num_sequences: int) -> None:
-        """`enter` for those who cannot use a with-block; `give_back` must follow."""
+    def take(self, num_prompts: int, n: int = 1) -> None:
+        """Room for `n` answers to each of `num_prompts`; `give_back` of their product must follow. Raises
+        InvalidRequestError, naming what asks for more, if that is more than can ever be taken, ApiError 429 if the
+        queue is full."""
+        num_sequences = num_prompts * n
         if num_sequences > self.capacity:
             raise InvalidRequestError(
-                f"The request asks for {num_sequences} answers; this server takes {self.capacity} at a time.",
-                param="n",
+                f"The request asks for {num_sequences} answers (prompts: {num_prompts}, n: {n}); this server takes "
+                f"{self.capacity} at a time (max_num_seqs and max_queue together).",
+                param="prompt" if num_prompts > self.capacity or n == 1 else "n",
             )
         if self.num_sequences + num_sequences > self.capacity:
             self.num_refused += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import logging
 from collections.abc import Iterable
@@ -25,10 +26,13 @@ UNKNOWN_FIELDS_HEADER = "x-llmkit-unknown-fields"
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """The body as `model`. Raises ApiError: 400 naming the field, 408 if it does not come, 413 if it is too large, 415
-    if it is not declared as JSON: web pages of others could send it then without asking the browser."""
+    if it is not declared as JSON (web pages of others could send it then without asking the browser) or compressed."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json" and not declared.endswith("+json"):
         raise ApiError(415, "The body must be JSON, with the header Content-Type: application/json.")
+    encodings = {part.strip().lower() for part in ",".join(request.headers.getlist("content-encoding")).split(",")}
+    if encodings - {"", "identity"}:
+        raise ApiError(415, "The body must be sent as it is: this server takes no Content-Encoding but identity.")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             data = await request.body()
@@ -67,9 +71,11 @@ def decode_json(data: bytes) -> Any:
 def _why(data: bytes, error: Exception) -> str:
     """What is wrong with the body, in the words of a parser that tells where."""
     try:
-        json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as found:
-        return str(found).rstrip(".")
+        json.loads(data.decode())  # of bytes it would guess the encoding
+    except UnicodeDecodeError as found:
+        return f"it is not UTF-8 at byte {found.start}"
+    except json.JSONDecodeError as found:
+        return "it begins with a byte-order mark" if data.startswith(codecs.BOM_UTF8) else str(found).rstrip(".")
     except (ValueError, RecursionError):
         return "a number is out of range"
     if "range" in str(error):

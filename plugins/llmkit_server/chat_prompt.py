@@ -28,15 +28,18 @@ async def chat_prompt(
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
 
+    truncates = getattr(body, "truncate_prompt_tokens", None)  # not of requests for token ids alone
+
     def render() -> str:
-        return template.render(
-            body.messages,
-            add_generation_prompt=begins,
-            continue_final_message=continues,
-            tools=tools,
-            documents=body.documents,
-            variables=variables,
-        )
+        with server.llm.input_processor.judging_length(body.messages, truncates):
+            return template.render(
+                body.messages,
+                add_generation_prompt=begins,
+                continue_final_message=continues,
+                tools=tools,
+                documents=body.documents,
+                variables=variables,
+            )
 
     if body.chat_template is None and len(body.messages) <= _LONG_CONVERSATION:
         return render()

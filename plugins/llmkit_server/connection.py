@@ -12,6 +12,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from llmkit_server.errors import ApiError
 from llmkit_server.limits import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_URL_BYTES, READER_TIMEOUT_S
 
+LINGER_S = 2.0
+"""How long what a client still sends is read after it has been refused."""
+
 _RESERVED_FILES = 256
 """File descriptors that connections leave to everything else, such as another start of the engine."""
 
@@ -24,11 +27,21 @@ _REASONS = {
 }
 
 
+_MORE_MAY_COME = (400, 414, 431)
+"""Refusals of clients that may still be sending."""
+
+_HEADER_FRAME_BYTES = 4
+"""Of a header besides name and value: colon, blank, end of line."""
+
+
 class Connection(HttpToolsProtocol):
     """Ends a connection whose request line and headers do not come within HEAD_TIMEOUT_S or are longer than
     MAX_HEAD_BYTES, and one whose client reads nothing for READER_TIMEOUT_S while an answer waits; its request is
     aborted as if the client had gone. Connections beyond `max_connections` get a 503 at once. One that is idle after an
     answer is closed without a word, by uvicorn: a client might take a word for the next answer.
+
+    What a refused client still sends is read and dropped for LINGER_S at most: closed at once, the connection would be
+    reset before the client has read why.
     """
 
     max_connections = 1_000_000
@@ -37,7 +50,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
+        self._head_size = 0
         self._in_body = False
         self._head_begun = False
 
@@ -51,10 +66,12 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
         self.resume_writing()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_timer is not None:
             return
         super().data_received(data)
         if self._head_timer is None and not self._in_body and self.cycle is not None and self.cycle.response_complete:
@@ -62,11 +79,22 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None and not self._in_body:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(ApiError(431, f"The headers are longer than {MAX_HEAD_BYTES} bytes."))
+                self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         self._head_begun = True
+        self._head_size = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value) + _HEADER_FRAME_BYTES
+        if self._head_size > MAX_HEAD_BYTES:
+            raise ValueError("the head is too large")  # ends the parser, which leads to send_400_response
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
@@ -97,6 +125,8 @@ class Connection(HttpToolsProtocol):
         del msg  # says less
         if len(self.url) > MAX_URL_BYTES:
             self._refuse(ApiError(414, f"Path and query are longer than {MAX_URL_BYTES} bytes."))
+        elif self._head_size > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
         else:
             self._refuse(ApiError(400, "The request is not valid HTTP."))
 
@@ -126,7 +156,20 @@ class Connection(HttpToolsProtocol):
             head += [f"{name}: {value}".encode() for name, value in error.headers.items()]
             head += [b"content-length: %d" % len(body), b"connection: close", b"", b""]
             self.transport.write(b"\r\n".join(head) + body)
+            if error.status in _MORE_MAY_COME and (cycle is None or cycle.response_complete):
+                self._linger()
+                return
         self.transport.close()
+
+    def _linger(self) -> None:
+        """Close once the client has closed, or after LINGER_S."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _head_too_large() -> ApiError:
+    return ApiError(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes.")
 
 
 def connection_type() -> type[Connection]:

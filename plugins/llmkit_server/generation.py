@@ -60,7 +60,7 @@ class Generation:
         server = self._server
         server.check_ready()
         with named_for(self._names):
-            server.admission.take(params.n * len(prompts))
+            server.admission.take(len(prompts), params.n)
         self._num_sequences = params.n * len(prompts)
         try:
             with named_for(self._names):

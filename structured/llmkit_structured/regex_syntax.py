@@ -34,6 +34,10 @@ class UnsupportedRegex(ValueError):
     """What of the expression cannot be expressed, or that it is malformed; a phrase, with the position."""
 
 
+class MalformedRegex(UnsupportedRegex):
+    """What makes it no regular expression, in whatever dialect."""
+
+
 @dataclass(frozen=True)
 class Anchored:
     """A parsed expression: `tree` and whether each end was anchored in the source."""
@@ -67,11 +71,14 @@ class _Parser:
         """The alternatives of the whole expression."""
         options = self._alternatives()
         if self._at < len(self._source):
-            raise self._error("a closing parenthesis without an opening one")
+            raise self._malformed("a closing parenthesis without an opening one")
         return options
 
     def _error(self, what: str) -> UnsupportedRegex:
         return UnsupportedRegex(f"{what} at character {self._at}")
+
+    def _malformed(self, what: str) -> MalformedRegex:
+        return MalformedRegex(f"{what} at character {self._at}")
 
     def _peek(self, length: int = 1) -> str:
         return self._source[self._at : self._at + length]
@@ -131,7 +138,7 @@ class _Parser:
             self._at = before
             raise self._error(f"a repetition of more than {MAX_REPEAT} times")
         if high is not None and high < low:
-            raise self._error("a repetition whose maximum is below its minimum")
+            raise self._malformed("a repetition whose maximum is below its minimum")
         return [Anchored(repeat(choice(option.tree for option in options), low, high), False, False)]
 
     def _counts(self) -> tuple[int, int | None] | None:
@@ -153,7 +160,7 @@ class _Parser:
         if character == "(":
             return self._group()
         if character in "*+?":
-            raise self._error("a repetition of nothing")
+            raise self._malformed("a repetition of nothing")
         self._at += 1
         if character == "[":
             tree: Tree = self._class()
@@ -183,7 +190,7 @@ class _Parser:
             self._at += 1
         options = self._alternatives()
         if self._peek() != ")":
-            raise self._error("an opening parenthesis without a closing one")
+            raise self._malformed("an opening parenthesis without a closing one")
         self._at += 1
         if not any(option.start or option.end for option in options):
             return [Anchored(choice(option.tree for option in options), False, False)]
@@ -210,7 +217,7 @@ class _Parser:
             return single(8)
         self._at -= 1
         if not character:
-            raise self._error("a backslash at the end")
+            raise self._malformed("a backslash at the end")
         if character.isdigit() or character == "k":
             raise self._error("a back-reference")
         if character in "bB":
@@ -258,7 +265,7 @@ class _Parser:
                 if len(low.ranges) != 1 or len(high.ranges) != 1 or _width(low) != 1 or _width(high) != 1:
                     raise self._error("a range between classes")
                 if high.ranges[0][0] < low.ranges[0][0]:
-                    raise self._error("a range that is out of order")
+                    raise self._malformed("a range that is out of order")
                 ranges.add((low.ranges[0][0], high.ranges[0][0]))
             else:
                 ranges.update(low.ranges)
@@ -269,7 +276,7 @@ class _Parser:
     def _class_item(self) -> Chars:
         character = self._peek()
         if not character:
-            raise self._error("a class without its closing bracket")
+            raise self._malformed("a class without its closing bracket")
         if self._peek(2) in ("[:", "[.", "[=", "&&", "--", "~~", "||"):
             raise self._error(f"{self._peek(2)!r} in a class")
         self._at += 1

@@ -8,7 +8,7 @@ from llmkit.errors import InvalidRequestError
 from llmkit.hookspecs.structured import GrammarRequest
 from llmkit_structured import json_text
 from llmkit_structured.json_text import Layout
-from llmkit_structured.regex_syntax import UnsupportedRegex, whole
+from llmkit_structured.regex_syntax import MalformedRegex, UnsupportedRegex, whole
 from llmkit_structured.regex_tree import EMPTY, Tree, alphabet_misses, chars, choice, sequence, text
 from llmkit_structured.schema_form import Object
 from llmkit_structured.schema_reader import ReadSchema, read_schema
@@ -36,9 +36,12 @@ def choices(request: GrammarRequest) -> list[str]:
 
 
 def regex_tree(source: str, name: str = "regex") -> Tree:
-    """The texts that a request's regular expression matches as a whole. Raises UnsupportedRequest."""
+    """The texts that a request's regular expression matches as a whole. Raises UnsupportedRequest, and
+    InvalidRequestError for what is no regular expression."""
     try:
         return whole(source)
+    except MalformedRegex as error:
+        raise invalid([f"{PARAM}: {name} is not a regular expression: {error}."]) from None
     except UnsupportedRegex as error:
         raise UnsupportedRequest(f"{name} has {error}, which cannot be expressed.") from None
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from llmkit_structured import formats
-from llmkit_structured.regex_syntax import UnsupportedRegex, found_in
+from llmkit_structured.regex_syntax import MalformedRegex, UnsupportedRegex, found_in
 from llmkit_structured.schema_form import (
     ANY,
     NOTHING,
@@ -139,6 +139,8 @@ def _string(schema: Schema, path: str) -> Form:
             refuse(f"{path}/pattern", "pattern must be a text")
         try:
             patterns.append(Pattern(found_in(source), "pattern", source))
+        except MalformedRegex as error:
+            refuse(f"{path}/pattern", f"pattern is not a regular expression: {error}")
         except UnsupportedRegex as error:
             refuse(f"{path}/pattern", f"pattern with {error}")
     if "format" in schema:

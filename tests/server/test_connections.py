@@ -10,6 +10,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from llmkit_server.connection import Connection
+from llmkit_server.limits import MAX_HEAD_BYTES
 from llmkit_server.run import Server, uvicorn_config
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -141,6 +142,43 @@ def test_a_head_without_end(listen, head):
         return status, message
 
     assert listen(use)[0] == 431
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "status"), [(MAX_HEAD_BYTES - 100, 200), (MAX_HEAD_BYTES, 431), (300_000, 431), (2_000_000, 431)]
+)
+@pytest.mark.parametrize("first", [b"", HEALTH])
+def test_the_limit_of_headers_is_exact(listen, num_bytes, status, first):
+    """However the bytes arrive; a client that sends all before it reads learns why it was refused."""
+
+    async def use(connect):
+        reader, writer = await connect()
+        if first:
+            writer.write(first)
+            assert (await answer(reader))[0] == 200
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * num_bytes + b"\r\n\r\n")
+        await writer.drain()
+        found = (await answer(reader))[0] if status == 200 else (await refused(reader))[0]
+        writer.close()
+        return found
+
+    assert listen(use) == status
+
+
+def test_a_refused_client_that_never_closes_is_cut_off(listen, monkeypatch):
+    monkeypatch.setattr("llmkit_server.connection.LINGER_S", 0.05)
+
+    async def use(connect):
+        reader, writer = await connect()
+        writer.write(b"no HTTP\r\n\r\n")
+        assert (await refused(reader))[0] == 400
+        for _ in range(100):
+            writer.write(b"more")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    with pytest.raises(ConnectionError):
+        listen(use)
 
 
 @pytest.mark.parametrize("line", [b"GET /" + b"y" * 100_000, b"GET /health?" + b"y" * 65_536])

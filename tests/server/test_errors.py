@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -189,6 +190,77 @@ def test_the_message_of_a_batch_says_which_prompt(served, refusal):
 )
 def test_what_is_not_supported_is_501(served, refusal, fields, param):
     refusal(served.chat(**fields), 501, param)
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "param"), [(2048, None, "prompt"), (1029, 2, "prompt"), (600, 2, "n"), (1028, None, None)]
+)
+def test_more_answers_than_are_ever_taken(served, refusal, num_prompts, n, param):
+    """The field that asks for them is named: 4 run and 1024 may wait."""
+    fields = {} if n is None else {"n": n}
+    response = served.complete(["a"] * num_prompts, max_tokens=1, **fields)
+    if param is None:
+        assert response.status_code == 200
+    else:
+        assert "takes 1028 at a time (max_num_seqs and max_queue" in refusal(response, 400, param)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load"])
+def test_probes_with_head(served, path):
+    assert served.call("HEAD", path).status_code == 200
+    served.context.draining = True
+    assert served.call("HEAD", path).status_code == served.call("GET", path).status_code
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ('{"prompt": "a"}'.encode("utf-16"), "it is not UTF-8 at byte 0"),
+        (b'{"prompt": "\xff"}', "it is not UTF-8 at byte 12"),
+        (b'\xef\xbb\xbf{"prompt": "a"}', "it begins with a byte-order mark"),
+        (b'{"prompt": NaN}', "it holds NaN, Infinity or half of a surrogate pair"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_told(served, refusal, data, words):
+    message = refusal(served.call("POST", "/v1/completions", content=data, headers=JSON), 400, None)
+    assert message == f"The body is not valid JSON: {words}."
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "Identity"])
+def test_bodies_must_not_be_compressed(served, refusal, encoding):
+    data = gzip.compress(b'{"prompt": "hi"}') if encoding == "gzip" else b'{"prompt": "hi"}'
+    response = served.call("POST", "/v1/completions", content=data, headers={**JSON, "content-encoding": encoding})
+    if encoding == "Identity":
+        assert response.status_code == 200
+    else:
+        assert "no Content-Encoding but identity" in refusal(response, 415, None)
+
+
+def test_a_chat_too_long_for_its_template_is_told_its_length(served, refusal):
+    text = "a" * 31_999_990
+    words = "characters; the longest sequence of 512 tokens (max_model_len) holds at most 3584."
+    assert words in refusal(served.chat(text), 400, "messages")
+    assert "puts out more than" in refusal(served.chat(text, truncate_prompt_tokens=5), 400, "messages")
+
+
+@pytest.mark.parametrize("source", ["(", "a)", "[a", "a{2,1}", "*", "\\", "[b-a]"])
+def test_what_is_no_regular_expression(served, refusal, source):
+    message = refusal(served.complete(guided_regex=source), 400, "guided_regex")
+    assert message.startswith("guided_regex: regex is not a regular expression: ")
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": source}}}
+    message = refusal(served.complete(guided_json=schema), 400, "guided_json")
+    assert "pattern is not a regular expression: " in message
+
+
+def test_a_regular_expression_beyond_all_engines(served, refusal):
+    message = refusal(served.complete(guided_regex=r"(a)\1"), 400, "guided_regex")
+    assert "no grammar engine can express" in message
+
+
+@pytest.mark.parametrize("max_tokens", [-1, 0])
+def test_the_least_max_tokens(served, refusal, max_tokens):
+    message = refusal(served.complete(max_tokens=max_tokens), 400, "max_tokens")
+    assert "an integer from 1 to 2147483647 (0 only with prompt_logprobs" in message
 
 
 def test_lengths_are_told_plainly(served, refusal):

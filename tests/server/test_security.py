@@ -138,7 +138,7 @@ def test_admission_counts_sequences():
         admission.take(2)
     assert (full.value.status, full.value.headers) == (429, {"retry-after": "1"})
     with pytest.raises(InvalidRequestError) as never:
-        admission.take(5)
+        admission.take(1, 5)
     assert never.value.param == "n"
     admission.give_back(3)
     with admission.enter(4):

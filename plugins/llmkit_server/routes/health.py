@@ -1,4 +1,4 @@
-"""/health, /ping, /version, /load."""
+"""/health, /ping, /version, /load; HEAD, with which load balancers probe, is answered as GET without the body."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from llmkit_server.streaming import json_response
 router = APIRouter(tags=["health"])
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", openapi_extra=describe())
 async def health(request: Request) -> Response:
     """Empty 200 if the engine works; 503 saying why if it has ended, is being started again, or is stuck: work is
@@ -23,6 +24,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+@router.head("/ping", include_in_schema=False)
 @router.get("/ping", openapi_extra=describe())
 async def ping(request: Request) -> Response:
     """As /health."""
@@ -35,12 +37,14 @@ async def ping_post(request: Request) -> Response:
     return await health(request)
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version", openapi_extra=describe(response=Version))
 async def version() -> Response:
     """The version of llmkit."""
     return json_response(Version(llmkit.__version__))
 
 
+@router.head("/load", include_in_schema=False)
 @router.get("/load", openapi_extra=describe(response=Load))
 async def load(request: Request) -> Response:
     """How many requests are under way."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmkit.errors import InvalidRequestError
+
+
+class TemplateLimitError(InvalidRequestError):
+    """A chat template has exceeded what one may do: in time, in memory, or in what it reaches for."""
+
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
@@ -35,6 +40,14 @@ def with_final_content(chat: list[dict[str, Any]], mark: str) -> list[dict[str, 
     else:
         marked = mark
     return [*chat[:-1], {**chat[-1], "content": marked}]
+
+
+def text_length(messages: Iterable[Mapping[str, Any]]) -> int:
+    """Characters of the contents of well-formed messages."""
+    contents = [message.get("content") or "" for message in messages]
+    return sum(
+        len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content) for content in contents
+    )
 
 
 def _refused(message: str) -> InvalidRequestError:

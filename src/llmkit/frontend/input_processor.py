@@ -3,10 +3,11 @@ what passes does not fail later for a reason that was visible at the door."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from llmkit.errors import InvalidRequestError, shown
+from llmkit.frontend.chat_messages import TemplateLimitError, text_length
 from llmkit.frontend.chat_template import ChatTemplate, missing_template
 from llmkit.frontend.prompts import ParsedPrompt, RequestOptions, parse_prompt, refused
 from llmkit.frontend.tokenizer import Tokenizer
@@ -214,7 +216,8 @@ class InputProcessor:
         if parsed.messages is not None:
             if self.chat_template is None:
                 raise missing_template()
-            text = self.chat_template.render(parsed.messages, **chat_arguments)
+            with self.judging_length(parsed.messages, options.truncate_prompt_tokens):
+                text = self.chat_template.render(parsed.messages, **chat_arguments)
             token_ids = self.encode(text, replace(options, add_special_tokens=False))
         else:
             text = parsed.text or ""
@@ -230,15 +233,31 @@ class InputProcessor:
         """Token ids of a prompt's text, not truncated yet. Raises InvalidRequestError for one that has more characters
         than the longest sequence can have, before time and memory are spent on its tokens."""
         assert self.tokenizer is not None
+        self._check_characters("the prompt has", len(text), options.truncate_prompt_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+
+    @contextlib.contextmanager
+    def judging_length(self, messages: Any, truncate_prompt_tokens: Any) -> Iterator[None]:
+        """Around the rendering of messages: where a chat template exceeds what one may do and the messages are longer
+        than the longest sequence, their length is the error. Without that error it is the template that decides how
+        much of them the model sees."""
+        try:
+            yield
+        except TemplateLimitError:
+            if self.tokenizer is not None:
+                self._check_characters("the messages have", text_length(messages), truncate_prompt_tokens)
+            raise
+
+    def _check_characters(self, whose: str, count: int, truncate_prompt_tokens: Any) -> None:
+        """Raises InvalidRequestError if `count` characters are more than the longest sequence can have."""
         limit = self.limits.max_model_len
-        if len(text) > SHORT_TOKEN_CHARS * limit and options.truncate_prompt_tokens is None:
+        if count > SHORT_TOKEN_CHARS * limit and truncate_prompt_tokens is None:
             longest = limit * self._longest_token
-            if len(text) > longest:
+            if count > longest:
                 raise refused(
-                    f"the prompt has {len(text)} characters; the longest sequence of {limit} tokens (max_model_len) "
+                    f"{whose} {count} characters; the longest sequence of {limit} tokens (max_model_len) "
                     f"holds at most {longest}."
                 )
-        return self.tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
 
     @cached_property
     def _longest_token(self) -> int:

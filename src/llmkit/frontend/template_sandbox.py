@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmkit.errors import InvalidRequestError
+from llmkit.frontend.chat_messages import TemplateLimitError
 from llmkit.frontend.template_limits import MAX_CHARACTERS, characters, check_call, check_operation, measured
 
 MAX_BLOCKS = 1_000_000
@@ -188,7 +189,8 @@ class CompiledTemplate:
         except TemplateRefusal as error:
             raise InvalidRequestError(f"the chat template refuses the messages: {error}", param="messages") from error
         except Exception as error:  # the template is a foreign program: whatever it raises is the request's error
-            raise InvalidRequestError(
+            kind = TemplateLimitError if isinstance(error, SecurityError) else InvalidRequestError
+            raise kind(
                 f"{self._name} fails with these messages: {type(error).__name__}: {error}", param="messages"
             ) from error
         finally:

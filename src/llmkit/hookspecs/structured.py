@@ -119,7 +119,7 @@ class GrammarCompiler(ABC):
         keyword that the library ignores) is a problem. `request.source` is JSON where it must be, and nothing else is
         known of it. May be called from any thread, for every request: no library calls that may take long. What may
         take long here calls `llmkit.grammars.effort.spend` on the way, and lets through what that raises: then the
-        engine is asked in the child process.
+        engine is asked in the child process. Raises InvalidRequestError for what is malformed, whoever reads it.
         """
 
     def score(self, request: GrammarRequest) -> int:

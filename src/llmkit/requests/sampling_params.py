@@ -123,14 +123,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return cast("StructuredOutputs | None", self.structured_outputs)
 
 
+_MAX_TOKENS_RANGE = f"an integer from 1 to {MAX_TOKENS} (0 only with prompt_logprobs, to score a prompt)"
+
+
 def _checked_numbers(params: SamplingParams) -> dict[str, Any]:
     integer, number = validation.integer, validation.number
     temperature = number("temperature", params.temperature, "a number from 0 to 2", 0.0, 2.0)
     if 0.0 < temperature < MIN_TEMPERATURE:
         temperature = MIN_TEMPERATURE
-    optional = {
+    optional: dict[str, tuple[Any, ...]] = {
         "seed": (-(2**63), 2**63 - 1),
-        "max_tokens": (0, MAX_TOKENS),
+        "max_tokens": (0, MAX_TOKENS, _MAX_TOKENS_RANGE),
         "logprobs": (-1, MAX_LOGPROBS),
         "prompt_logprobs": (-1, MAX_LOGPROBS),
     }
@@ -152,8 +155,8 @@ def _checked_numbers(params: SamplingParams) -> dict[str, Any]:
         }
         | penalties
         | {
-            name: None if getattr(params, name) is None else integer(name, getattr(params, name), low, high)
-            for name, (low, high) in optional.items()
+            name: None if getattr(params, name) is None else integer(name, getattr(params, name), *bounds)
+            for name, bounds in optional.items()
         }
     )
 
@@ -201,10 +204,7 @@ def _checked_objects(params: SamplingParams) -> dict[str, Any]:
 def _check_together(params: SamplingParams) -> None:
     max_tokens = params.max_tokens
     if max_tokens == 0 and params.prompt_logprobs is None:
-        raise InvalidRequestError(
-            "max_tokens must be at least 1; 0 is allowed only with prompt_logprobs, to score a prompt.",
-            param="max_tokens",
-        )
+        raise validation.refuse("max_tokens", max_tokens, _MAX_TOKENS_RANGE)
     if max_tokens is not None and params.min_tokens > max_tokens:
         raise InvalidRequestError(
             f"min_tokens must be at most max_tokens ({max_tokens}), got {params.min_tokens}.",

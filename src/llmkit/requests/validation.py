@@ -15,9 +15,10 @@ def refuse(param: str, value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param} must be {allowed}, got {shown(value)}.", param=param)
 
 
-def integer(param: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """An int within low..high. True and False are no integers; numpy integers are."""
-    allowed = _integer_range(low, high)
+def integer(param: str, value: Any, low: int | None = None, high: int | None = None, allowed: str | None = None) -> int:
+    """An int within low..high. True and False are no integers; numpy integers are. allowed: words for the range, where
+    there is more to say."""
+    allowed = allowed or _integer_range(low, high)
     if isinstance(value, bool):
         raise refuse(param, value, allowed)
     try:
