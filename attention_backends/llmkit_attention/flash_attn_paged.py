@@ -41,7 +41,7 @@ GENERATIONS = (9, 10)
 def llmkit_problems(environment: Environment) -> list[str]:
     problems = []
     if not environment.has_module("flash_attn"):
-        problems.append("needs FlashAttention 4, which is not installed: pip install 'llmkit[flash-attn]'")
+        problems.append("needs FlashAttention 4, which is not installed: pip install 'flash-attn-4>=4.0.0b36,<5'")
     if environment.device_type != "cuda":
         problems.append(f"needs a CUDA GPU; the device is {environment.device_type}")
     capability = environment.compute_capability

@@ -42,7 +42,7 @@ _LEAST_CAPABILITY = (8, 0)
 def llmkit_problems(environment: Environment) -> list[str]:
     problems = []
     if not environment.has_module("flashinfer"):
-        problems.append("needs FlashInfer, which is not installed: pip install 'llmkit[flashinfer]'")
+        problems.append("needs FlashInfer, which is not installed: pip install 'flashinfer-python>=0.6.12,<0.7'")
     elif not (environment.has_module("flashinfer_jit_cache") or _finds_compiler()):
         problems.append(
             "FlashInfer compiles its kernels with nvcc, which was found neither on the PATH nor under CUDA_HOME or "

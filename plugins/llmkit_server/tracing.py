@@ -92,7 +92,7 @@ def start_tracing(endpoint: str, model: str) -> Tracing:
     except ImportError as error:
         raise ConfigError(
             f"observability.otlp_traces_endpoint needs OpenTelemetry, which is not installed: {error}.",
-            hint="pip install 'llmkit[otel]'",
+            hint="pip install 'opentelemetry-sdk>=1.27' 'opentelemetry-exporter-otlp-proto-http>=1.27'",
         ) from None
     # Ends with the server, not with the interpreter: `close` waits for what is still to be sent.
     provider = TracerProvider(resource=Resource.create({"service.name": "llmkit"}), shutdown_on_exit=False)

@@ -12,6 +12,7 @@ from llmkit.hookspecs.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+CODE = ("src", "cli", "plugins", "attention_backends", "connectors", "schedulers", "structured")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,41 @@ def test_the_configuration_reference_lists_every_setting(render):
     page = render("configuration.md")
     for flag in all_flags():
         assert flag.key in page
+
+
+def messages_and_pages() -> list[Path]:
+    code = [path for folder in CODE for path in (ROOT / folder).glob("**/*.py")]
+    return [*code, *DOCS.glob("**/*.md"), ROOT / "README.md", *(ROOT / "examples").glob("*/README.md")]
+
+
+def test_commands_that_install_a_library_work():
+    """No index has llmkit: pages name extras of a clone; messages the libraries, in the range that the extras have."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    known = {line.partition(";")[0] for lines in extras.values() for line in lines}
+    libraries = 0
+    for path in messages_and_pages():
+        for command in re.findall(r"pip install ((?:'[^'\n]+' ?)+)", path.read_text(encoding="utf-8")):
+            for target in re.findall(r"'([^']+)'", command):
+                assert not target.startswith("llmkit["), path
+                if extra := re.fullmatch(r"\.\[(.+)\]", target):
+                    assert extra[1] in extras, (path, target)
+                elif re.match(r"[a-z0-9_-]+>=", target):
+                    assert target in known, (path, target)
+                    libraries += 1
+    assert libraries >= 6
+
+
+def test_a_grammar_engine_is_named_before_the_first_example_needs_one():
+    text = (DOCS / "structured-output.md").read_text(encoding="utf-8")
+    assert text.index("pip install") < text.index("```python")
+
+
+def test_the_tutorial_installs_before_it_tests():
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    (extra,) = re.findall(r"pip install '\./examples/llmkit-shortest-first\[(\w+)\]'", text)
+    assert text.index("pip install") < text.index("    pytest ")
+    project = tomllib.loads((ROOT / "examples" / "llmkit-shortest-first" / "pyproject.toml").read_text("utf-8"))
+    assert any(line.startswith("pytest") for line in project["project"]["optional-dependencies"][extra])
 
 
 def test_links_of_the_readme_exist():

@@ -85,6 +85,29 @@ def test_the_plugin_of_the_readme_serves(tmp_path, run_here, monkeypatch):
     assert Path(sys.modules["shortest_first"].__file__).parent == tmp_path
 
 
+def test_the_plugin_of_the_readme_installs(tmp_path):
+    """With the pyproject.toml that stands beside it, as `pip install .` would, into a folder of its own."""
+    project, installed = tmp_path / "project", tmp_path / "installed"
+    project.mkdir()
+    (project / "shortest_first.py").write_text(code_blocks("README.md")[1], encoding="utf-8")
+    (pyproject,) = code_blocks("README.md", "toml")
+    (project / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(installed), str(project)], check=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "llmkit_cli", "plugins", "inspect", "scheduler:shortest-first"],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "shortest prompt first" in done.stdout
+    assert "llmkit-shortest" in done.stdout
+
+
 def test_the_plugin_of_the_readme_passes_the_conformance_suite(run_here):
     check = "from llmkit.testing.scheduling import check_policy\n"
     run_here(f"{check}{code_blocks('README.md')[1]}\ncheck_policy(ShortestFirst)")

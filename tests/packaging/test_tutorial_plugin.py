@@ -1,6 +1,8 @@
 """The tutorial's package, installed into a fresh environment and used there."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -47,6 +49,22 @@ def test_it_runs_when_it_is_chosen(environment, tmp_path, tiny_model):
     (tmp_path / "config.json").write_text(json.dumps(tiny_model), encoding="utf-8")
     result = json.loads(environment.run("-c", USE, str(tmp_path)).splitlines()[-1])
     assert result == {"counts": [2, 2, 2], "chosen": ["llmkit-shortest-first"]}
+
+
+@pytest.mark.model
+def test_the_commands_of_the_tutorial_work_in_its_order(environment, smollm2_gguf):
+    """Those behind the installation, which `environment` has done."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in re.findall(r"^    ((?:pip|llmkit|pytest) .*)$", text, re.MULTILINE)]
+    assert [command[:2] for command in commands[:1]] == [["pip", "install"]]
+    assert [command[0] for command in commands[1:]] == ["llmkit", "pytest", "llmkit", "llmkit"]
+    inspect, conformance, _, generate = commands[1:]
+    assert "max_overtakes" in environment.run("-m", "llmkit_cli", *inspect[1:])
+    output = environment.run("-m", "pytest", "-p", "no:cacheprovider", "--llmkit-device=cpu", *conformance[1:])
+    assert " passed" in output
+    small = ["--temperature", "0", "--max-tokens", "3", "--num-blocks", "64", "--num-threads", "1"]
+    generate[generate.index("--model") + 1] = str(smollm2_gguf)
+    assert environment.run("-m", "llmkit_cli", *generate[1:], *small).startswith(" Paris.")
 
 
 def test_its_own_tests_and_the_conformance_suites_pass(environment):

@@ -59,12 +59,12 @@ def test_missing_requirement_comes_with_the_command_that_installs_it(site: Any, 
     site.add_distribution("llmkit-needy", {GROUP: {"needy": "needy"}})
     with pytest.raises(PluginError, match="no-such-library>=2, which is not installed") as caught:
         Registry.discover().create("scheduler", "needy", cpu)
-    assert caught.value.hint == "Install it with: pip install 'llmkit-needy[fast]'."
+    assert caught.value.hint == "Install it with: pip install 'no-such-library>=2' (the extra llmkit-needy[fast])."
 
 
 def test_install_hints() -> None:
     assert install_hint(("a>=1", "b"), None, "llmkit-x") == "Install it with: pip install 'a>=1' 'b'."
-    assert install_hint(("a",), "llmkit[a]", "llmkit") == "Install it with: pip install 'llmkit[a]'."
+    assert install_hint(("a",), "llmkit[a]", "llmkit") == "Install it with: pip install 'a' (the extra llmkit[a])."
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_missing_library(rows: dict[str, DoctorRow]) -> None:
     row = rows["scheduler:needy"]
     assert verdict(row) == (True, True, True, False)
     assert row.reasons == ("it needs no-such-library, which is not installed",)
-    assert row.hint == "Install it with: pip install 'llmkit-sick[fast]'."
+    assert row.hint == "Install it with: pip install 'no-such-library' (the extra llmkit-sick[fast])."
 
 
 def test_wrong_machine(rows: dict[str, DoctorRow]) -> None:

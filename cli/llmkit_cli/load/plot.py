@@ -30,7 +30,7 @@ def writer_of(file: Path) -> Callable[[Path, str, Sequence[dict[str, Any]]], Non
         import matplotlib  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise ConfigError(
-            "Plots as PNG need matplotlib.", hint="pip install 'llmkit[bench]', or name an .html file."
+            "Plots as PNG need matplotlib.", hint="pip install 'matplotlib>=3.8', or name an .html file."
         ) from error
     return _write_png
 

@@ -44,7 +44,7 @@ class OffloadConnector(Connector):
         except ImportError as error:
             raise PluginError(
                 f"The offload connector cannot open {url}: {described(error)}.",
-                hint="For S3 install llmkit[s3]; for others, the library that fsspec names.",
+                hint="For S3: pip install 's3fs>=2024.6'; for others, the library that fsspec names.",
             ) from error
         except Exception as error:
             raise ConfigError(

@@ -54,12 +54,16 @@ def missing_requirements(requires: Iterable[str]) -> list[str]:
 
 
 def install_hint(requires: Iterable[str], extra: str | None, distribution: str) -> str:
-    """The pip command that installs what a plugin needs. `extra`: "name" or "distribution[name]"."""
-    if extra:
-        target = extra if "[" in extra else f"{distribution}[{extra}]"
-        return f"Install it with: pip install '{target}'."
+    """The pip command that installs what a plugin needs, and the extra that stands for it: "name" or
+    "distribution[name]".
+
+    The libraries themselves are named, since the distribution may come from a folder that pip does not know.
+    """
     wanted = " ".join(f"'{line}'" for line in requires)
-    return f"Install it with: pip install {wanted}."
+    command = f"Install it with: pip install {wanted}"
+    if not extra:
+        return f"{command}."
+    return f"{command} (the extra {extra if '[' in extra else f'{distribution}[{extra}]'})."
 
 
 def _parse(line: str) -> tuple[Requirement | None, str]:
