@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from llmkit.config import EngineConfig
 from llmkit.config.sections import KVCacheConfig
 from llmkit.errors import OutOfMemoryError
+from llmkit.execution.measuring import HostMemory, host_use
 from llmkit.execution.memory import GIB, MIB, CacheNeeds, MemoryUse, plan_host_blocks, plan_memory, readable
 
 USE = MemoryUse(
@@ -53,6 +55,19 @@ def test_the_plan_in_words():
         "Of 16.00 GiB of memory, 12.00 GiB may be in use. Weights take 4.00 GiB, activations of a full step 1.00 GiB, "
         "everything else 2.00 GiB. The KV cache gets 5120 blocks of 1.0 MiB (5.00 GiB, 81920 tokens), limited by "
         "memory (gpu_memory_utilization)."
+    )
+
+
+@pytest.mark.parametrize("utilization", [0.4, 1])
+def test_what_may_be_in_use_adds_up(utilization):
+    config = EngineConfig.model_validate({"kv_cache": {"cpu_memory_utilization": utilization}})
+    use = host_use(config, HostMemory(total=24 * GIB, free=16 * GIB), weights=5 * GIB, activations=GIB)
+    text = plan_memory(use, NEEDS, config.kv_cache).describe()
+    usable = 8 + 6 + utilization * 10
+    assert text.startswith(
+        f"Of 24.00 GiB of memory, {usable:.2f} GiB may be in use: what is taken without the cache, and {utilization} "
+        "(cpu_memory_utilization) of the 10.00 GiB left. Weights take 5.00 GiB, activations of a full step 1.00 GiB, "
+        "everything else 8.00 GiB. The KV cache gets"
     )
 
 

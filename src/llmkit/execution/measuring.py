@@ -11,7 +11,7 @@ import torch
 
 from llmkit.execution.cuda.capture_sizes import capture_sizes, common_sizes
 from llmkit.execution.kv_tensors import KVTensors, block_bytes
-from llmkit.execution.memory import CacheNeeds, MemoryUse
+from llmkit.execution.memory import CacheNeeds, MemoryUse, readable
 from llmkit.execution.model_runner import forward_context, groups_by_layer
 from llmkit.hookspecs.attention import AttentionBatch
 from llmkit.jit.rehearsal import Rehearsal
@@ -58,7 +58,9 @@ def host_use(config: EngineConfig, before: HostMemory, weights: int, activations
     """Memory use on the CPU. `before`: as it was before the weights were loaded."""
     left = before.free - weights - activations
     other = before.total - before.free
-    share = int(max(0, left) * config.kv_cache.cpu_memory_utilization)
+    utilization = config.kv_cache.cpu_memory_utilization
+    share = int(max(0, left) * utilization)
+    rule = f"what is taken without the cache, and {utilization:g} (cpu_memory_utilization) of the {readable(left)} left"
     return MemoryUse(
         total=before.total,
         usable=other + weights + activations + share if left > 0 else other + before.free,
@@ -67,6 +69,7 @@ def host_use(config: EngineConfig, before: HostMemory, weights: int, activations
         other=other,
         free=left,
         utilization_key="cpu_memory_utilization",
+        usable_rule=rule if left > 0 else "",
     )
 
 
@@ -77,15 +80,17 @@ def gpu_use(
     `allocated_before`, the bytes that torch held for others in this process before the worker came."""
     free, total = torch.cuda.mem_get_info(device)
     other = max(0, total - free - torch.cuda.memory_reserved(device)) + allocated_before
+    utilization = config.kv_cache.gpu_memory_utilization
     return MemoryUse(
         total=total,
-        usable=int(total * config.kv_cache.gpu_memory_utilization),
+        usable=int(total * utilization),
         weights=weights,
         activations=activations,
         other=other,
         free=total - other - weights - activations - graphs,
         utilization_key="gpu_memory_utilization",
         graphs=graphs,
+        usable_rule=f"{utilization:g} of it (gpu_memory_utilization)",
     )
 
 

@@ -19,8 +19,9 @@ _MOST_SWAP_SPACE = 4 * GIB  # unless more is asked for: it is pinned, which take
 class MemoryPlan:
     """Bytes by part, and the result. `limited_by` says in words what set `num_blocks`.
 
-    total: memory of the device. usable: what the engine may bring it to, other users included. block_size: tokens of
-    a block; block_bytes: its size over all layers. graphs: of decode steps, on a GPU.
+    total: memory of the device. usable: what the engine may bring it to, other users included; usable_rule: how that
+    comes about, in words. block_size: tokens of a block; block_bytes: its size over all layers. graphs: of decode
+    steps, on a GPU.
     """
 
     total: int
@@ -33,6 +34,7 @@ class MemoryPlan:
     limited_by: str
     block_size: int = 0
     graphs: int = 0
+    usable_rule: str = ""
 
     @property
     def cache(self) -> int:
@@ -43,10 +45,13 @@ class MemoryPlan:
         """One paragraph for people."""
         tokens = f", {self.num_blocks * self.block_size} tokens" if self.block_size else ""
         return (
-            f"Of {readable(self.total)} of memory, {readable(self.usable)} may be in use. {self._parts()} The KV cache "
-            f"gets {self.num_blocks} blocks of {readable(self.block_bytes)} ({readable(self.cache)}{tokens}), limited "
-            f"by {self.limited_by}."
+            f"{self._limit()} {self._parts()} The KV cache gets {self.num_blocks} blocks of "
+            f"{readable(self.block_bytes)} ({readable(self.cache)}{tokens}), limited by {self.limited_by}."
         )
+
+    def _limit(self) -> str:
+        rule = f": {self.usable_rule}" if self.usable_rule else ""
+        return f"Of {readable(self.total)} of memory, {readable(self.usable)} may be in use{rule}."
 
     def _parts(self) -> str:
         graphs = f"graphs {readable(self.graphs)}, " if self.graphs else ""
@@ -60,8 +65,8 @@ class MemoryPlan:
 class MemoryUse:
     """What is there and what the model takes, in bytes.
 
-    utilization: the share asked for, by the setting `utilization_key`. usable, other, graphs: see MemoryPlan. free:
-    what is left for the cache if the share is ignored.
+    utilization_key: the setting that limits usable. usable, usable_rule, other, graphs: see MemoryPlan. free: what is
+    left for the cache if that setting is ignored.
     """
 
     total: int
@@ -72,6 +77,7 @@ class MemoryUse:
     free: int
     utilization_key: str
     graphs: int = 0
+    usable_rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,7 @@ def _plan(use: MemoryUse, needs: CacheNeeds, blocks: int, reason: str) -> Memory
         limited_by=reason,
         block_size=needs.block_size,
         graphs=use.graphs,
+        usable_rule=use.usable_rule,
     )
 
 
@@ -176,9 +183,8 @@ def _shortage(plan: MemoryPlan, needs: CacheNeeds) -> str:
         else f"That is {readable(-left)} more than there is, with nothing left for the KV cache"
     )
     return (
-        f"The model does not fit: of {readable(plan.total)} of memory, {readable(plan.usable)} may be in use. "
-        f"{plan._parts()} {room}; one sequence of {needs.max_model_len} tokens (max_model_len) needs "
-        f"{readable(needed)}."
+        f"The model does not fit. {plan._limit()} {plan._parts()} {room}; one sequence of {needs.max_model_len} tokens "
+        f"(max_model_len) needs {readable(needed)}."
     )
 
 
