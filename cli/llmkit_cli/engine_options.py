@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import typer
 
 from llmkit.config.flags import Flag, all_flags, combined_flags
 from llmkit.config.load import LoadedConfig, load_config
+from llmkit.logs import START_LOGGER
 from llmkit_cli.signature import OptionGroup
 
 if TYPE_CHECKING:
@@ -142,10 +144,25 @@ def open_llm(engine: dict[str, Any], **more: Any) -> Iterator[LLM]:
     from llmkit import LLM
 
     config = loaded_config(engine, **more).config
-    with loading_bar() as progress:
+    with loading_bar() as progress, start_lines(config.observability.log_level):
         llm = LLM(config=config, progress=progress)
     with llm:
         yield llm
+
+
+@contextmanager
+def start_lines(log_level: str) -> Iterator[None]:
+    """Lines on stderr that tell why a start takes its time, unless `log_level` is "error"."""
+    logger = logging.getLogger(START_LOGGER)
+    handler = logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR if log_level == "error" else logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import typer
 import llmkit
 from llmkit.engine.collection import own_process
 from llmkit.errors import ConfigError, InvalidRequestError, LlmkitError
+from llmkit_cli.messages import print_error
 from llmkit_cli.registry import BUILTIN_COMMANDS, load_command, plugin_commands
 
 EXIT_FAILED = 1
@@ -103,8 +104,7 @@ def fail(message: str, code: int, debug: bool) -> None:
     """Print one paragraph on stderr and exit; with `debug`, the traceback first."""
     if debug:
         traceback.print_exc()
-    typer.secho("llmkit: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-    typer.echo(" ".join(message.split()), err=True)
+    print_error(message)
     sys.exit(code)
 
 

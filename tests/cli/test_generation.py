@@ -81,6 +81,18 @@ def test_chat_holds_a_conversation(llmkit, monkeypatch):
     assert out == "The answer is 4.\n"
 
 
+@pytest.mark.parametrize(("level", "told"), [("warning", 1), ("error", 0)])
+def test_a_start_that_compiles_says_so_without_a_terminal(llmkit, monkeypatch, level, told):
+    from llmkit.jit import known, runtime
+
+    monkeypatch.setattr(runtime, "loaded", lambda: True)
+    monkeypatch.setattr(known, "is_known", lambda _: False)
+    monkeypatch.setattr(known, "remember", lambda _: None)
+    code, out, err = llmkit("generate", "--temperature", "0", "--max-tokens", "2", "--log-level", level, FRANCE)
+    assert (code, out) == (0, " Paris.\n")
+    assert err.count("The CPU kernels for this model are being compiled") == told
+
+
 def test_a_bad_sampling_value_is_a_usage_error(llmkit):
     code, _, err = llmkit("generate", "--top-p", "2", FRANCE)
     assert code == 2

@@ -35,7 +35,7 @@ def test_complete_prints_the_continuation(llmkit, fake):
 def test_complete_takes_lines(llmkit, fake):
     fake.statuses = [200, 400]
     code, out, err = llmkit("complete", lines="a\n\nb\nc\n")
-    assert (code, out) == (0, f"{ANSWER}\n\n{ANSWER}\n")
+    assert (code, out) == (1, f"{ANSWER}\n\n{ANSWER}\n")
     assert "refused with 400" in err
     assert [request["prompt"] for request in fake.requests] == ["a", "b", "c"]
 
@@ -43,7 +43,7 @@ def test_complete_takes_lines(llmkit, fake):
 def test_chat_holds_a_conversation_and_takes_back_a_refused_turn(llmkit, fake):
     fake.statuses = [200, 429]
     code, out, err = llmkit("chat", "--system", "Be brief.", lines="a\nb\nc\n/reset\nd\n/exit\ne\n")
-    assert code == 0
+    assert code == 1  # an answer failed, and nobody saw it
     assert out == f"{ANSWER}\n\n{ANSWER}\n{ANSWER}\n"
     assert "429" in err
     said = [[message["content"] for message in request["messages"]] for request in fake.requests]
@@ -53,6 +53,21 @@ def test_chat_holds_a_conversation_and_takes_back_a_refused_turn(llmkit, fake):
         ["Be brief.", "a", ANSWER, "c"],
         ["Be brief.", "d"],
     ]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_line_that_is_no_text_fails_alone(capsys, fake, monkeypatch, command, errors):
+    lines = io.BytesIO(b"\377\376bad\nWhy\xc3\xa9?\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, encoding="utf-8", errors=errors))
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "--url", fake.url])
+    output = capsys.readouterr()
+    assert exit_info.value.code == 1
+    assert output.err == "llmkit: A line of the input is not UTF-8 text.\n"
+    assert output.out.strip("\n") == ANSWER
+    (request,) = fake.requests
+    assert "Whyé?" in (request.get("prompt"), *(message["content"] for message in request.get("messages", ())))
 
 
 def test_the_key_and_the_model(llmkit, fake):

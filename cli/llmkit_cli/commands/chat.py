@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, RequestFailedError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
+from llmkit_cli.input_lines import check_text, end, next_line
+from llmkit_cli.messages import print_error
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.options import REMOTE_OPTIONS, remote_model
 from llmkit_cli.sampling_options import (
@@ -48,7 +50,8 @@ def chat(
 
         fields = {"max_tokens": DEFAULT_MAX_TOKENS, **given_sampling(sampling)}
         with open_server(remote, remote_model(engine), fields) as server:
-            converse(server.chat, system)
+            answered = converse(server.chat, system)
+        end(answered)
         return
     if engine["dry_run"]:
         print_dry_run(engine)
@@ -56,18 +59,21 @@ def chat(
     check_sampling(sampling)
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling)
-        converse(lambda messages: stream_answer(llm, messages, params), system)
+        answered = converse(lambda messages: stream_answer(llm, messages, params), system)
+    end(answered)
 
 
-def converse(answer: Answerer, system: str | None) -> None:
-    """Read turns until the end of input. A turn that is refused is taken back, the conversation goes on."""
+def converse(answer: Answerer, system: str | None) -> bool:
+    """Read turns until the end of input; whether all were answered. A turn that is refused or fails is taken back,
+    the conversation goes on."""
+    all_answered = True
     if sys.stdin.isatty():
         typer.secho(HELP, dim=True, err=True)
     head = [{"role": "system", "content": system}] if system is not None else []
     messages = list(head)
-    while (line := read_turn()) is not None:
+    while (line := next_line()) is not None:
         if line == "/exit":
-            return
+            break
         if line == "/reset":
             messages = list(head)
             continue
@@ -75,32 +81,32 @@ def converse(answer: Answerer, system: str | None) -> None:
             continue
         messages.append({"role": "user", "content": line})
         try:
+            check_text(line)
             said = answer(messages)
-        except (InvalidRequestError, RemoteError) as error:
+        except (InvalidRequestError, RequestFailedError, RemoteError) as error:
             messages.pop()
-            typer.secho(str(error), fg=typer.colors.RED, err=True)
+            all_answered = False
+            print_error(str(error))
             continue
         messages.append({"role": "assistant", "content": said})
-
-
-def read_turn() -> str | None:
-    """A line of the user's, None at the end of input."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
+    return all_answered
 
 
 def stream_answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
-    """Print the answer as it comes; Ctrl-C ends it and keeps what has been said."""
+    """Print the answer as it comes; Ctrl-C ends it and keeps what has been said. Raises RequestFailedError."""
     pieces: list[str] = []
+    error: str | None = None
     stream = llm.stream(messages, params)
     try:
         for output in stream:
             pieces.append(output.outputs[0].text)
             sys.stdout.write(pieces[-1])
             sys.stdout.flush()
+            if output.outputs[0].finish_reason == "error":
+                error = output.error or "the engine failed."
     except KeyboardInterrupt:
         stream.close()
     sys.stdout.write("\n")
+    if error is not None:
+        raise RequestFailedError(error)
     return "".join(pieces)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmkit.errors import InvalidRequestError
+from llmkit.errors import InvalidRequestError, RequestFailedError
 from llmkit_cli.engine_options import ENGINE_OPTIONS, open_llm, print_dry_run
+from llmkit_cli.input_lines import check_text, end, next_line
+from llmkit_cli.messages import print_error
 from llmkit_cli.remote.errors import RemoteError
 from llmkit_cli.remote.options import REMOTE_OPTIONS, remote_model
 from llmkit_cli.sampling_options import DEFAULT_MAX_TOKENS, SAMPLING_OPTIONS, given_sampling, sampling_params
@@ -44,47 +46,42 @@ def complete(
 
         fields = {"max_tokens": DEFAULT_MAX_TOKENS, **given_sampling(sampling)}
         with open_server(remote, remote_model(engine), fields) as server:
-            go_on(server.complete, prompts)
+            all_completed = go_on(server.complete, prompts)
+        end(all_completed)
         return
     if engine["dry_run"]:
         print_dry_run(engine)
         return
     with open_llm(engine) as llm:
         params = sampling_params(llm, sampling)
-        go_on(lambda text: stream_text(llm, text, params), prompts)
+        all_completed = go_on(lambda text: stream_text(llm, text, params), prompts)
+    end(all_completed)
 
 
-def go_on(completer: Completer, prompts: list[str] | None) -> None:
+def go_on(completer: Completer, prompts: list[str] | None) -> bool:
     """Complete `prompts`, where the first error is the end; or the lines of the input, where an error ends only its
-    line."""
+    line. Returns whether there was none."""
     for prompt in prompts or ():
         completer(prompt)
     if prompts:
-        return
+        return True
+    all_completed = True
     if sys.stdin.isatty():
         typer.secho(HELP, dim=True, err=True)
-    for line in lines_of_input():
+    while (line := next_line()) is not None:
+        if not line.strip():
+            continue
         try:
+            check_text(line)
             completer(line)
-        except (InvalidRequestError, RemoteError) as error:
-            typer.secho(str(error), fg=typer.colors.RED, err=True)
-
-
-def lines_of_input() -> Iterator[str]:
-    """Lines that are not empty, until the end of input."""
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return
-        if line.strip():
-            yield line
+        except (InvalidRequestError, RequestFailedError, RemoteError) as error:
+            all_completed = False
+            print_error(str(error))
+    return all_completed
 
 
 def stream_text(llm: LLM, text: str, params: SamplingParams) -> None:
     """Print the continuation as it comes; Ctrl-C ends it. Raises RequestFailedError."""
-    from llmkit.errors import RequestFailedError
-
     stream = llm.stream(text, params)
     error: str | None = None
     try:
