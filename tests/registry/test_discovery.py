@@ -211,3 +211,15 @@ def test_malformed_list_of_disabled_plugins(monkeypatch: Any, value: str) -> Non
     monkeypatch.setenv("LLMKIT_DISABLE_PLUGINS", value)
     with pytest.raises(ConfigError, match="must be kind:name"):
         Registry.discover()
+
+
+def test_extras_install_what_their_plugins_require() -> None:
+    """The hint for a library that is missing names the library; pages name the extra."""
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    registry = Registry.discover()
+    rows = [row for kind in KINDS for row in registry.find(kind.name) if row.distribution == "llmkit"]
+    plugins = [info for info in (registry.load_row(row).info for row in rows) if info.extra]
+    assert len(plugins) >= 8
+    for info in plugins:
+        name = (info.extra or "").removeprefix("llmkit[").removesuffix("]")
+        assert set(info.requires) <= {line.partition(";")[0] for line in extras[name]}, info
