@@ -33,9 +33,9 @@ def small_vocabulary(extra_width: int = 0) -> TokenVocabulary:
 
 def built(compiler: GrammarCompiler, request: GrammarRequest) -> CompiledGrammar | None:
     """The compiled grammar, or None if the engine refuses the request, at the door or while compiling."""
-    if compiler.problems(request):
-        return None
     try:
+        if compiler.problems(request):
+            return None
         return compiler.load(request, compiler.compile(request))
     except InvalidRequestError:
         return None
