@@ -27,7 +27,7 @@ class FlashAttnOptions(BaseModel):
 
 info = PluginInfo(
     summary="FlashAttention 4 for steps with long prompts, the Triton kernels for all others; Hopper and Blackwell",
-    requires=("flash-attn-4>=4.0.0b36,<5", "triton>=3.4"),
+    requires=("flash-attn-4[cu13]>=4.0.0b36,<5", "triton>=3.4"),
     extra="flash-attn",
     options=FlashAttnOptions,
     rank=10,
@@ -41,7 +41,7 @@ GENERATIONS = (9, 10)
 def llmkit_problems(environment: Environment) -> list[str]:
     problems = []
     if not environment.has_module("flash_attn"):
-        problems.append("needs FlashAttention 4, which is not installed: pip install 'flash-attn-4>=4.0.0b36,<5'")
+        problems.append("needs FlashAttention 4, which is not installed: pip install 'flash-attn-4[cu13]>=4.0.0b36,<5'")
     if environment.device_type != "cuda":
         problems.append(f"needs a CUDA GPU; the device is {environment.device_type}")
     capability = environment.compute_capability

@@ -48,7 +48,7 @@ def test_the_suite_with_stand_ins_for_the_libraries(interpreted: Callable[..., l
     ("door", "module", "hint"),
     [
         (flashinfer_paged, "flashinfer", "flashinfer-python>=0.6.12,<0.7"),
-        (flash_attn_paged, "flash_attn", "flash-attn-4>=4.0.0b36,<5"),
+        (flash_attn_paged, "flash_attn", "flash-attn-4[cu13]>=4.0.0b36,<5"),
     ],
 )
 def test_problems(door: Any, module: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
