@@ -19,6 +19,7 @@ from llmkit.hookspecs.attention import (
     SharedPrefixes,
     Support,
 )
+from llmkit.jit.chain import follows_early
 from llmkit_attention.cache_types import held_as
 from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_decode_launch import ChooseDecodeTile, DecodeMemory, decode_launch, decode_tile_for, takes
@@ -161,10 +162,16 @@ class TritonAttention(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: _Plan,
     ) -> torch.Tensor | None:
-        kind = self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
-        known = (kind, query.dtype, kv_cache.dtype, query.stride(), key.stride(), value.stride(), kv_cache.stride())
         norms = rotation.norms
-        known = (*known, None if norms is None else (norms.eps, norms.query.dtype))
+        known = (
+            *(
+                self._kind(layer),
+                query.dtype,
+                kv_cache.dtype,
+                None if norms is None else (norms.eps, norms.query.dtype),
+            ),
+            *(query.stride(), key.stride(), value.stride(), kv_cache.stride()),
+        )
         if known not in metadata.projected:
             metadata.projected[known] = self._projected(layer, query, key, value, rotation, kv_cache, metadata)
         attend = metadata.projected[known]
@@ -204,7 +211,7 @@ class TritonAttention(AttentionBackend):
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
         return decode_launch(
             tile, layer, query, key, value, rotation, kv_cache, of_step, plan.slot_mapping, longest, device,
-            self._decode_memory, early=self._starts_early(query.device),
+            self._decode_memory, early=follows_early(query.device),
         )  # fmt: skip
 
     def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan) -> None:
@@ -217,8 +224,7 @@ class TritonAttention(AttentionBackend):
     def _attend(
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
     ) -> None:
-        kind = self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
-        known = (kind, query.dtype, kv_cache.dtype, query.stride(), kv_cache.stride())
+        known = (self._kind(layer), query.dtype, kv_cache.dtype, query.stride(), kv_cache.stride())
         prepared = plan.attends.get(known)
         if prepared is None:
             prepared = plan.attends[known] = self._prepare(layer, query, kv_cache, plan, output)
@@ -229,7 +235,7 @@ class TritonAttention(AttentionBackend):
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
     ) -> tuple[Attend, ...]:
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
-        early, types = self._starts_early(query.device), (query.dtype, kv_cache.dtype)
+        early, types = follows_early(query.device), (query.dtype, kv_cache.dtype)
         prefix = self._prefix(layer, *types, plan)
         return tuple(
             attention_launches(
@@ -244,9 +250,8 @@ class TritonAttention(AttentionBackend):
             self._device = _device_of(device)
         return self._device
 
-    def _starts_early(self, device: torch.device) -> bool:
-        """Whether the GPU can start a kernel before the one ahead of it has ended: Hopper and later of NVIDIA."""
-        return device.type == "cuda" and torch.version.hip is None and self._of(device).compute_capability >= (9, 0)
+    def _kind(self, layer: AttentionLayer) -> AttentionLayer:
+        return self._kinds.get(layer) or self._kinds.setdefault(layer, replace(layer, index=0))
 
     def _launches(
         self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype, plan: _Plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llmkit.jit.chain import next_may_start, wait_for_last
 from llmkit_attention.triton_blocks import key_range, query_block, tile_row
 from llmkit_attention.triton_items import item_span, items_before
 
@@ -27,8 +27,8 @@ def combine_kernel(
     """Grid: (programs for heads, query blocks, BLOCK_M): one token of one head. Arguments as for `attention_kernel`;
     BLOCK_S: parts at a time."""
     if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+        next_may_start()
+        wait_for_last()
     rows = (starts_ptr, seq_lens_ptr, num_rows, window, min_tokens, max_tokens)
     head_program = tl.program_id(0)
     block = tl.program_id(1)

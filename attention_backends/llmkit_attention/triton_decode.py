@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from llmkit.jit.chain import LINE, ask_for, next_may_start, wait_for_last
 
 COLUMNS = tl.constexpr(8)  # of scores: query heads of a KV head, its new key and whatever
-_LINE = tl.constexpr(128)  # bytes in a line of the cache that all multiprocessors share
 
 
 @triton.jit
@@ -46,20 +46,17 @@ def _block(cache, page, start, lowest, highest, N: tl.constexpr, HEAD_SIZE: tl.c
 
 
 @triton.jit
-def _ask_for(cache, begin, end, N: tl.constexpr, HEAD_SIZE: tl.constexpr, BYTES: tl.constexpr):
+def _ask_for_keys(cache, begin, end, N: tl.constexpr, HEAD_SIZE: tl.constexpr, BYTES: tl.constexpr):
     """Have keys and values begin..end-1 brought to the cache that all multiprocessors share."""
     head_ptr, table_ptr, page_stride, part_stride, page_shift = cache
-    lines: tl.constexpr = HEAD_SIZE * BYTES // _LINE
-    column = tl.arange(0, lines if lines > 1 else 1) * (_LINE // BYTES)
+    lines: tl.constexpr = HEAD_SIZE * BYTES // LINE
+    column = tl.arange(0, lines if lines > 1 else 1) * (LINE // BYTES)
     for start in range(begin, end, N):
         position = tl.minimum(start + tl.arange(0, N), end - 1)
         page = tl.load(table_ptr + (position >> page_shift)).to(tl.int64)
         cell = head_ptr + page * page_stride + (position & ((1 << page_shift) - 1)) * HEAD_SIZE
         for part in tl.static_range(2):
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
-                [cell[:, None] + column[None, :] + part * part_stride], dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
+            ask_for(cell[:, None] + column[None, :] + part * part_stride)
 
 
 @triton.jit
@@ -232,7 +229,7 @@ def decode_kernel(
     cache = (cache_ptr + head * head_stride, table_ptr + row * table_stride, page_stride, part_stride, page_shift)
     first, second = _first_blocks(cache, begin, lowest, old, FIRST, SECOND, HEAD_SIZE)
     if ASKS:
-        _ask_for(cache, behind, old, BLOCK_N, HEAD_SIZE, cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        _ask_for_keys(cache, behind, old, BLOCK_N, HEAD_SIZE, cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
     rotation = _rotation(cos_sin_ptr + tl.load(positions_ptr + row) * HEAD_SIZE, HEAD_SIZE)
     slot = tl.load(slots_ptr + row)
     h, column = tl.arange(0, ROWS)[:, None], tl.arange(0, HEAD_SIZE)
@@ -241,8 +238,8 @@ def decode_kernel(
     if NORMED:
         weights = _tile_of(query_norm_ptr + h * 0, key_norm_ptr + h * 0, (is_query, is_key), HEAD_SIZE)
     if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()  # not before: weights that the next one loads would come ahead of keys and values
+        wait_for_last()
+        next_may_start()  # not before: weights that the next one loads would come ahead of keys and values
     query_row = query_ptr + row * query_stride + (head * GROUP + h) * HEAD_SIZE
     key_row = key_ptr + row * key_stride + head * HEAD_SIZE + h * 0
     heads = _tile_of(query_row, key_row, (is_query, is_key), HEAD_SIZE)

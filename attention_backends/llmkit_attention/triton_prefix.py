@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from llmkit.jit.chain import next_may_start, wait_for_last
 from llmkit_attention.triton_blocks import tile_rows
 from llmkit_attention.triton_softmax import fold_keys
 
@@ -82,8 +82,8 @@ def prefix_kernel(
     of which every group uses its first member's. Writes the normalised result of each split, row and head, and its
     log-sum-exp (base 2)."""
     if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()  # behind the wait: the next kernel counts on all before this one
+        wait_for_last()
+        next_may_start()  # behind the wait: the next kernel counts on all before this one
     prefix = (group_starts_ptr, shared_lens_ptr, num_groups, wanted, most_splits)
     head_program = tl.program_id(0)
     splits = _num_splits(prefix, PREFIX_ROWS)

@@ -11,12 +11,25 @@ import functools
 
 import torch
 import triton
+import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents as next_may_start
 from triton.language.extra.cuda import gdc_wait as wait_for_last
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
-__all__ = ["INTERPRETED", "follows_early", "next_may_start", "wait_for_last"]
+LINE = tl.constexpr(128)
+"""Bytes in a line of the cache that all multiprocessors share."""
+
+__all__ = ["INTERPRETED", "LINE", "ask_for", "follows_early", "next_may_start", "wait_for_last"]
+
+
+@triton.jit
+def ask_for(cells):  # type: ignore[no-untyped-def]
+    """Have the lines at these addresses [n, m] brought to the cache that all multiprocessors share: before the wait,
+    for what no kernel writes."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [cells], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @functools.cache

@@ -16,14 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from llmkit.jit.chain import INTERPRETED, follows_early, next_may_start, wait_for_last
+from llmkit.jit.chain import INTERPRETED, LINE, ask_for, follows_early, next_may_start, wait_for_last
 from llmkit.jit.device import device_of
 from llmkit.jit.float8 import widened
 from llmkit.jit.rehearsal import launch
 
 MOST_ROWS = 8
 _LARGEST_ASKED = 40 * 2**20  # what stays in the cache that all multiprocessors share until it is wanted
-_LINE = tl.constexpr(128)  # bytes of a line of that cache
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,14 @@ def store_columns(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _ask_for(  # type: ignore[no-untyped-def]
+def _ask_for_rows(  # type: ignore[no-untyped-def]
     weight_ptr, row, k, BLOCK_K: tl.constexpr
 ):
     """Have rows brought to the cache that all multiprocessors share."""
-    line_size: tl.constexpr = _LINE * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    line_size: tl.constexpr = LINE * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
     for first in range(0, k, BLOCK_K):
         line = tl.minimum(first + tl.arange(0, BLOCK_K // line_size) * line_size, k - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [weight_ptr + (row[:, None] + line[None, :])],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+        ask_for(weight_ptr + (row[:, None] + line[None, :]))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -148,7 +144,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     weight_row *= k
     if EARLY:
         if ASKS:
-            _ask_for(weight_ptr, weight_row, k, BLOCK_K)
+            _ask_for_rows(weight_ptr, weight_row, k, BLOCK_K)
         next_may_start()
         wait_for_last()
     column = tl.arange(0, PARTS)[:, None] * (BLOCK_K // PARTS) + tl.arange(0, BLOCK_K // PARTS)[None, :]
