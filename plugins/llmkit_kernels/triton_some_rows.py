@@ -5,6 +5,9 @@ A program has BLOCK_N rows of the weight and all rows of the batch. Where that m
 speed, the columns are dealt out too, and what comes out are parts which the norm behind the product adds up
 (`triton_norm`), as it reads them anyway. SiLU of gate and up is done in the product's launch: a program has the same
 rows of both, side by side.
+
+More rows, in blocks of them, are multiplied in parts as long as there are multiprocessors for two: libraries launch a
+sum of their own, and the norm cannot start early behind theirs.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from llmkit.jit.device import Device, device_of
 from llmkit.jit.few_rows import silu_and_mul
 from llmkit.jit.rehearsal import launch
 
-MOST_ROWS = 64
+MOST_ROWS = 64  # of a program, and of a product that is not in parts
+MOST_ROWS_IN_PARTS = 256
 LARGEST = 512 * 2**20  # bytes of a weight: a head of 152 000 tokens is as fast as libraries have it, and starts early
 
 
@@ -40,6 +44,7 @@ class _Block:
 
 # As measured on an H200; cut down to the shared memory that there is.
 _BLOCKS = (_Block(128, 128, 8, 4), _Block(64, 128, 4, 4), _Block(32, 128, 4, 4))
+_BLOCK_OF_SEVERAL = _BLOCKS[1]
 _ENOUGH = 0.7  # programs for each multiprocessor, to read at full speed
 
 
@@ -49,26 +54,26 @@ def some_rows_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, COMPUTE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x [rows, k], weight [n, k] or, GATED, [2 * n, k], out [splits, rows, n], all dense; rows <= BLOCK_M. Grid:
-    (blocks of n, splits).
+    """x [rows, k], weight [n, k] or, GATED, [2 * n, k], out [splits, rows, n], all dense. Grid: (blocks of rows, blocks
+    of n, splits).
 
     Split s is the product of columns s * span to (s + 1) * span, a multiple of BLOCK_K. GATED: out is SiLU of the
     product with the first half of the weight, times that with the second. EVEN: k is a multiple of BLOCK_K. BIASED and
     GATED: with one split. EARLY: see `llmkit.jit.chain`.
     """
     own: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    first = tl.program_id(0) * own
+    first = tl.program_id(1) * own
     lane = tl.arange(0, BLOCK_N)
     if GATED:
         weight_row = tl.minimum(first + lane // 2, n - 1) + lane % 2 * n
     else:
         weight_row = tl.minimum(first + lane, n - 1)
-    token = tl.arange(0, BLOCK_M)
+    token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = (token < rows)[:, None]
     column = tl.arange(0, BLOCK_K)
     weight_cell = weight_ptr + ((weight_row * k)[:, None] + column[None, :])
     x_cell = x_ptr + ((token * k)[:, None] + column[None, :])
-    begin = tl.program_id(1) * span
+    begin = tl.program_id(2) * span
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if EARLY:
         next_may_start()
@@ -89,27 +94,31 @@ def some_rows_kernel(
     out_row = first + tl.arange(0, own)
     if BIASED:
         acc += tl.load(bias_ptr + out_row, mask=out_row < n, other=0.0).to(tl.float32)[None, :]
-    out = out_ptr + (tl.program_id(1) * rows + token)[:, None] * n + out_row[None, :]
+    out = out_ptr + (tl.program_id(2) * rows + token)[:, None] * n + out_row[None, :]
     tl.store(out, acc.to(kind), mask=there & (out_row < n)[None, :])
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernel pays for x [t, k] and weight [n, k] and can do it."""
+    return _takes(x, weight, MOST_ROWS)
+
+
+def takes_in_parts(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether it does in parts, and there are any."""
+    return _takes(x, weight, MOST_ROWS_IN_PARTS) and _split_block(x, weight).splits > 1
+
+
+def _takes(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and x.dim() == 2
-        and 0 < x.shape[0] <= MOST_ROWS
+        and 0 < x.shape[0] <= most_rows
         and x.shape[1] % 16 == 0
         and weight.nbytes <= LARGEST
         and x.is_contiguous()
         and weight.is_contiguous()
     )
-
-
-def takes_in_parts(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether that holds and there are parts: else `linear` does it."""
-    return takes(x, weight) and _split_block(weight, x.device).splits > 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -128,7 +137,7 @@ def silu_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """See `KernelTable.linear_in_parts`; for what `takes_in_parts` says."""
-    block = _split_block(weight, x.device)
+    block = _split_block(x, weight)
     out = torch.empty((block.splits, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
     _launch(block, x, weight, None, out)
     return out
@@ -148,7 +157,7 @@ def _launch(
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     own = block.rows // 2 if gated else block.rows
     launch(
-        some_rows_kernel, (triton.cdiv(n, own), block.splits),
+        some_rows_kernel, (triton.cdiv(rows, MOST_ROWS), triton.cdiv(n, own), block.splits),
         x, weight, x if bias is None else bias, out, rows, n, k, _span(k, block),
         BLOCK_M=MOST_ROWS, BLOCK_N=block.rows, BLOCK_K=block.columns, STAGES=block.stages,
         EVEN=k % block.columns == 0, GATED=gated, BIASED=bias is not None,
@@ -166,18 +175,21 @@ def _whole_block(weight: torch.Tensor, device: torch.device) -> _Block:
     return _chosen(weight.shape[0], weight.shape[1], 1, device_of(device))
 
 
-def _split_block(weight: torch.Tensor, device: torch.device) -> _Block:
-    return _chosen(weight.shape[0], weight.shape[1], 2, device_of(device))
+def _split_block(x: torch.Tensor, weight: torch.Tensor) -> _Block:
+    return _chosen(weight.shape[0], weight.shape[1], 2, device_of(x.device), triton.cdiv(x.shape[0], MOST_ROWS))
 
 
 @functools.cache
-def _chosen(weight_rows: int, k: int, splits: int, device: Device) -> _Block:
+def _chosen(weight_rows: int, k: int, splits: int, device: Device, row_blocks: int = 1) -> _Block:
     """The most rows with which there are enough programs, with as many stages as there is shared memory for. Splits
-    are so many, or, where the fewest rows are too many, as many as there are multiprocessors for."""
+    are so many, or, where the fewest rows are too many, as many as there are multiprocessors for. row_blocks: blocks of
+    the batch's rows; several share what they read of the weight, so that more of its rows and splits pay."""
     enough = _ENOUGH * device.processors
     block = next((each for each in _BLOCKS if triton.cdiv(weight_rows, each.rows) * splits >= enough), _BLOCKS[-1])
+    if row_blocks > 1:
+        block = _BLOCK_OF_SEVERAL
     if splits > 1:
-        splits = max(1, device.processors // triton.cdiv(weight_rows, block.rows))
+        splits = max(1, device.processors // (triton.cdiv(weight_rows, block.rows) * row_blocks))
         splits = min(splits, triton.cdiv(k, block.columns))
         splits = triton.cdiv(k, _span(k, replace(block, splits=splits)))  # none of them empty
     stages = device.shared_memory // ((MOST_ROWS + block.rows) * block.columns * 2)

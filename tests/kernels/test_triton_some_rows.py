@@ -10,6 +10,8 @@ pytest.importorskip("triton")
 
 # Whole blocks of columns and not, a last program with some of its rows.
 SHAPES = [(9, 48, 256), (16, 100, 400), (33, 33, 1040), (64, 130, 128)]
+# Several blocks of rows, the last one whole and not.
+PARTS = [(9, 48, 256), (64, 100, 400), (30, 33, 1040), (64, 32, 768), (65, 100, 400), (192, 33, 1040), (250, 48, 256)]
 
 
 @kernels
@@ -43,7 +45,7 @@ def test_a_product_and_the_activation_behind_it(table, rows: int, n: int, k: int
 
 @kernels
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("rows", "n", "k"), [(9, 48, 256), (64, 100, 400), (30, 33, 1040), (64, 32, 768)])
+@pytest.mark.parametrize(("rows", "n", "k"), PARTS)
 def test_parts_of_a_product_are_added_up_by_the_norm(table, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
     x, weight = random(rows, k, dtype=dtype), random(n, k, dtype=dtype) / k**0.5
     residual, norm = random(rows, n, dtype=dtype), random(n, dtype=dtype)
@@ -76,7 +78,7 @@ def test_a_fused_norm_takes_parts(table) -> None:
 
 @kernels
 def test_products_that_the_kernel_is_not_for(table) -> None:
-    from llmkit_kernels.triton_some_rows import MOST_ROWS, takes, takes_in_parts
+    from llmkit_kernels.triton_some_rows import MOST_ROWS, MOST_ROWS_IN_PARTS, takes, takes_in_parts
 
     x, weight = random(20, 64, dtype=torch.float16), random(32, 64, dtype=torch.float16)
     assert takes(x, weight)
@@ -85,7 +87,7 @@ def test_products_that_the_kernel_is_not_for(table) -> None:
     assert not takes(x[:0], weight)
     assert not takes(x[:, :40], weight[:, :40])
     assert not takes_in_parts(x, weight), "one block of columns has no parts"
-    long, deep = random(MOST_ROWS + 1, 512, dtype=torch.float16), random(32, 512, dtype=torch.float16)
+    long, deep = random(MOST_ROWS_IN_PARTS + 1, 512, dtype=torch.float16), random(32, 512, dtype=torch.float16)
     assert takes_in_parts(long[1:], deep)
     assert not takes_in_parts(long, deep)
     assert table.linear_in_parts(long, deep) is None
@@ -105,4 +107,7 @@ def test_blocks() -> None:
     # Output and down: as many splits as there are multiprocessors for.
     chosen = [_chosen(n, k, 2, device) for n, k in ((1024, 2048), (1024, 3072), (4096, 14336), (16384, 512), (64, 128))]
     assert [(block.rows, block.splits) for block in chosen] == [(32, 4), (32, 4), (64, 2), (128, 1), (32, 1)]
+    # More rows of the batch are as many more programs, until one part is left, which is the library's.
+    chosen = [_chosen(n, k, 2, device, blocks) for n, k in ((1024, 3072), (2048, 6144)) for blocks in (2, 3, 4)]
+    assert [(block.rows, block.splits) for block in chosen] == [(64, n) for n in (4, 2, 2, 2, 1, 1)]
     assert _chosen(6144, 1024, 1, Device(132, 99 * 1024)).stages == 3
