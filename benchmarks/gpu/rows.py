@@ -2,7 +2,7 @@
 
     start        s       from the call that makes the engine to its first token
     nano         tok/s   256 requests, 100 to 1024 tokens in and out: output tokens a second
-    tpot-N       ms      N requests at once, 128 tokens in: a token's time, from answers of 129 tokens and of 1
+    tpot-N       ms      N requests at once, 128 tokens in: a token's time, from answers of 129 tokens and of 1 (median)
     prefill      tok/s   16 prompts of 4096 tokens, one token out: prompt tokens a second
     prefix       s       64 prompts of the same 2048 tokens and 64 of their own, 32 out; the prefix is in the cache
 
@@ -13,6 +13,7 @@ before each run. Every run is a line of JSON: {"engine", "shape", "row", "unit",
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -77,8 +78,8 @@ def measure(engine: Engine, shape: str, rows: Iterable[str], take: Sink) -> None
         elif row.startswith("tpot-"):
             items = workload(f"batch-{row.removeprefix('tpot-')}", vocabulary)
             engine.seconds(items, 129)
-            for _ in range(3):
-                take(row, per_token(engine, items) * 1e3)
+            for seconds in per_token(engine, items, runs=3):
+                take(row, seconds * 1e3)
         elif row == "prefill":
             items = workload("prefill-4096", vocabulary)
             for _ in range(3):
@@ -92,9 +93,13 @@ def measure(engine: Engine, shape: str, rows: Iterable[str], take: Sink) -> None
                 take(row, engine.seconds(items))
 
 
-def per_token(engine: Engine, items: list[WorkItem]) -> float:
-    """Seconds of a step in which all items get a token."""
-    engine.forget()
-    first = engine.seconds(items, 1)
-    engine.forget()
-    return (engine.seconds(items, 129) - first) / 128
+def per_token(engine: Engine, items: list[WorkItem], runs: int) -> list[float]:
+    """Seconds of a step in which all items get a token, of so many runs. One that is slow by chance where answers have
+    one token would make all of a step's time look short: the median of as many runs counts."""
+    seconds: dict[int, list[float]] = {1: [], 129: []}
+    for _ in range(runs):
+        for tokens, of_runs in seconds.items():
+            engine.forget()
+            of_runs.append(engine.seconds(items, tokens))
+    first = statistics.median(seconds[1])
+    return [(each - first) / 128 for each in seconds[129]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,23 +135,59 @@ def test_seeded_answers_are_put_back_in_their_order(
     assert ("first differences after [0, 0" in said) == moody
 
 
-def test_a_step_in_the_middle_is_replayed_once(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_steps_in_which_all_get_a_token_are_timed(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     idle = command("idle")
-    inputs, others = object(), object()
-    graphs = SimpleNamespace(
-        run=lambda plan, pages, ending: None if plan.num_rows > 9 else (inputs, ending),  # noqa: ARG005
-        _steps={1: SimpleNamespace(inputs=others, graph="other"), 2: SimpleNamespace(inputs=inputs, graph="mine")},
+    clock = count()
+
+    class Event:
+        def __init__(self, **_: object) -> None:
+            self.at = 0
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def elapsed_time(self, later: Event) -> int:
+            return later.at - self.at
+
+    monkeypatch.setattr(idle.torch.cuda, "Event", Event)
+    captured = SimpleNamespace(graph=SimpleNamespace(replay=lambda: next(clock)))
+
+    class Graphs:
+        _steps = {1: captured, 2: SimpleNamespace(graph=None)}  # noqa: RUF012
+
+        def run(self, plan: Any, pages: int, ending: str) -> str | None:
+            assert pages == 1
+            if plan.num_rows > 9:
+                return None
+            captured.graph.replay()
+            return ending
+
+    graphs, raw = Graphs(), captured.graph
+    llm = SimpleNamespace(
+        engine=SimpleNamespace(
+            core=SimpleNamespace(
+                executor=SimpleNamespace(_worker=SimpleNamespace(_runner=SimpleNamespace(_graphs=graphs)))
+            )
+        )
     )
-    replayed: list[object] = []
-    monkeypatch.setattr(idle.DecodeSteps, "_replayed", lambda _, found: replayed.append(found) or 1.5)
-    steps = idle.DecodeSteps(graphs, 4, replay_at=1)
-    for rows in (2, 4, 10, 4, 4):
-        launched = steps(SimpleNamespace(num_rows=rows), 1, "ending")
-        assert launched == (None if rows == 10 else (inputs, "ending"))
-    assert replayed == [inputs]
-    assert (len(steps.launched), steps.alone) == (3, 1.5)
+
+    def steps_of(*, timed: bool) -> Any:
+        with idle.decode_steps(llm, 4, timed=timed) as steps:
+            for rows in (4, 4, 2, 10, 4, 4, 4):
+                assert graphs.run(SimpleNamespace(num_rows=rows), 1, "ending") == (None if rows == 10 else "ending")
+        assert captured.graph is raw
+        assert "run" not in vars(graphs)
+        return steps
+
+    plain, steps = steps_of(timed=False), steps_of(timed=True)
+    assert (len(steps.launched), len(plain.launched)) == (5, 5)
+    assert (len(steps.runs), plain.runs) == (5, [])
+    found = idle.idle(steps.runs)
+    assert (found.graphs, found.gaps) == ([2, 2], [1, 1])
+    assert found.part == pytest.approx(1 / 3)
+    assert idle.described([found], [1.0, 3.0]).startswith("idle 33.33% [33.33% - 33.33%]; a graph takes 2.000 ms")
     assert idle.intervals([0.0, 0.5, 1.0, 1.002, 1.005]) == pytest.approx([2, 3])
 
 
