@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from llmkit.engine.client import InlineClient
 from llmkit.engine.core import EngineCore
 from llmkit.errors import EngineClosedError
 from llmkit.scheduling.plan import StepResult
@@ -433,3 +435,37 @@ class TestLife:
         assert (stats.num_running, stats.num_waiting, stats.num_unfinished, stats.num_steps) == (2, 1, 3, 1)
         assert stats.num_blocks - stats.num_free_blocks == 2
         assert stats.kv_usage == pytest.approx(2 / 32)
+
+
+class TestLaunchingAhead:
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_outputs_are_told_with_the_next_steps_under_way(self, depth):
+        run = SchedulingHarness(FcfsPolicy(), max_concurrent_steps=depth)
+        plans = []
+        run.core.on_plan = plans.append
+        client = InlineClient(SimpleNamespace(core=run.core))
+        run.add("a", [1, 2, 3], 6)
+        told = []
+        while client.has_work():
+            told += [token for output in client.outputs() for token in output.new_token_ids]
+            if 0 < len(told) < 6:  # on its way is what the pipeline takes, up to the last token
+                assert len(plans) == min(len(told) + (depth if depth > 1 else 0), 6)
+        assert len(told) == 6
+
+    def test_a_launch_that_is_broken_off_ends_all_requests(self, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy(), max_concurrent_steps=2)
+        run.add("a", [1, 2, 3], 6)
+        run.step()
+
+        def struck():
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run.core.scheduler, "plan", struck)
+            with pytest.raises(KeyboardInterrupt):
+                run.core.launch()
+        run.run()
+        assert run.answers["a", 0].finish_reason == "error"
+        run.core.close()
+        with pytest.raises(EngineClosedError):
+            run.core.launch()

@@ -76,7 +76,9 @@ class InlineClient:
             self._core.abort_sequence(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
-        return self._core.step()
+        outputs = self._core.step()
+        self._core.launch()
+        return outputs
 
     def has_work(self) -> bool:
         return self._core.has_work()

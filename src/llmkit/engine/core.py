@@ -134,6 +134,20 @@ class EngineCore:
             self._break_off(error)
             raise
 
+    def launch(self) -> None:
+        """Plan and submit until the pipeline is full, if steps are launched ahead of results: the next `step` would do
+        it first. For whoever has something else to do before that, such as telling of outputs, which would leave the
+        device without work. Raises as `step` does."""
+        self._check_open()
+        self._recover()
+        if self._depth == 1 or self.sleeper.parts:
+            return
+        try:
+            self._fill_pipeline()
+        except BaseException as error:
+            self._break_off(error)
+            raise
+
     def sleep(self, level: int) -> None:
         """See `Sleeper`. Steps under way are finished first."""
         self._check_open()

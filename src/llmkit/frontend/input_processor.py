@@ -138,7 +138,7 @@ class InputProcessor:
         """`prepare` for a prompt that is to be embedded. Raises InvalidRequestError naming the field."""
         params.check(self.limits.hidden_size)
         prepared = self.prepare(prompt, _SCORING, options)
-        sampling = msgspec.structs.replace(prepared.engine_request.sampling_params, prompt_logprobs=None, max_tokens=1)
+        sampling = prepared.engine_request.sampling_params.with_values(prompt_logprobs=None, max_tokens=1)
         request = msgspec.structs.replace(
             prepared.engine_request, sampling_params=sampling, pooling=params.pooling, max_tokens=0
         )
@@ -153,7 +153,7 @@ class InputProcessor:
         for field in ("logprobs", "prompt_logprobs"):
             if getattr(params, field) == -1:
                 changes[field] = self.limits.vocab_size
-        return msgspec.structs.replace(params, **changes)
+        return params.with_values(**changes)
 
     def _check_params(self, params: SamplingParams) -> None:
         for field in ("logprobs", "prompt_logprobs"):

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from llmkit.config import EngineConfig
 from llmkit.engine.client import EngineClient, InlineClient
 from llmkit.errors import EngineClosedError, EngineError, InvalidRequestError
@@ -272,7 +270,7 @@ class LLM:
             raise InvalidRequestError(
                 f"sampling_params must be SamplingParams, got {type(params).__name__}.", param="sampling_params"
             )
-        return params if params.output_kind is kind else msgspec.structs.replace(params, output_kind=kind)
+        return params if params.output_kind is kind else params.with_values(output_kind=kind)
 
     def _prepare_all(
         self, prompts: Sequence[Any], params: Any, options: Sequence[Any], chat_arguments: Mapping[str, Any] | None
