@@ -4,6 +4,7 @@ import itertools
 import random
 import subprocess
 import sys
+from hashlib import blake2b
 
 import pytest
 
@@ -153,3 +154,37 @@ def test_unfilled_blocks_and_placeholders_are_refused():
 def test_block_size_is_checked():
     with pytest.raises(ValueError, match="block_size"):
         BlockHasher(0)
+
+
+def test_sequences_that_begin_alike_have_the_hashes_they_have_alone():
+    rng = random.Random(7)
+    hasher, tokens = BlockHasher(4), list(range(40))
+    chains = []
+    for _ in range(200):
+        tokens = tokens[: rng.randrange(41)] + [rng.randrange(9) for _ in range(rng.randrange(40))]
+        salt = rng.choice([None, None, None, "other"])
+        chain = hasher.chain(salt)
+        chain.extend(tokens, rng.randrange(len(tokens) // 4 + 1))
+        chains.append((chain, list(tokens), salt))
+        some, of_some, _ = rng.choice(chains)  # grows on while others are hashed
+        some.extend(of_some, len(of_some) // 4)
+    for chain, of_chain, salt in chains:
+        assert chain.hashes == hashes(of_chain, salt, hasher=BlockHasher(4))[: len(chain.hashes)]
+
+
+def test_blocks_that_the_sequence_before_had_are_not_hashed_again(monkeypatch):
+    hashed = []
+
+    def counted(message, **options):
+        hashed.append(message)
+        return blake2b(message, **options)
+
+    hasher, first = BlockHasher(4), list(range(40))
+    expected = hashes([*first[:36], 7, 7, 7, 7], hasher=BlockHasher(4))
+    monkeypatch.setattr("llmkit.kv_cache.hashing.blake2b", counted)
+    hashes(first, hasher=hasher)
+    assert len(hashed) == 10
+    assert hashes([*first[:36], 7, 7, 7, 7], hasher=hasher) == expected
+    assert len(hashed) == 11
+    hashes(first, "salt", hasher=hasher)
+    assert len(hashed) == 11 + 1 + 10, "another seed"

@@ -143,7 +143,7 @@ def _token_ids(values: Any) -> list[int]:
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise refused(f"token ids must be a list of integers, got {type(values).__name__}.")
     try:
-        ids = list(islice(values, MAX_PROMPT_TOKENS + 1))
+        ids = values[: MAX_PROMPT_TOKENS + 1] if type(values) is list else list(islice(values, MAX_PROMPT_TOKENS + 1))
     except Exception as error:  # an iterator's own
         raise refused(f"token ids must be a list of integers; reading them failed with {described(error)}.") from error
     if len(ids) > MAX_PROMPT_TOKENS:

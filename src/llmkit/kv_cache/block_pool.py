@@ -7,7 +7,7 @@ an intrusive doubly linked list over two arrays, with the null block 0 as its se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llmkit.errors import EngineError
 from llmkit.kv_cache.stats import CACHED, FREE, IN_USE, SHARED
@@ -61,6 +61,15 @@ class BlockPool:
         """(group, hash) under which `block` can be found, None if it cannot."""
         block_hash = self._hashes[block]
         return None if block_hash is None else (self._groups[block], block_hash)
+
+    def first_without(self, group: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> int | None:
+        """The first of `blocks` that does not hold the content with its hash, null ones aside; None if all do. Both
+        [n]."""
+        known, groups = self._hashes, self._groups
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block != NULL_BLOCK and (known[block] != block_hash or groups[block] != group):
+                return block
+        return None
 
     def states(self) -> bytes:
         """The states of all usable blocks, see `KVMap`. O(num_blocks)."""

@@ -72,6 +72,7 @@ class BlockHasher:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
         self.block_size = block_size
         self.root = _digest(_framed(_FORMAT), block_size.to_bytes(8, "little"), _framed(namespace))
+        self._last = _LastHashed()
 
     def chain(self, cache_salt: str | None = None, extra_keys: Sequence[ExtraKey] = ()) -> HashChain:
         """An empty chain for a sequence with this salt and these keys (their order does not matter)."""
@@ -80,7 +81,7 @@ class BlockHasher:
             encoded.append(ExtraKey("cache_salt", cache_salt).encode())
         seed = _digest(self.root, *encoded) if encoded else self.root
         local = tuple(sorted((key.span[0], key.span[1], key.encode()) for key in extra_keys if key.span is not None))
-        return HashChain(self.block_size, seed, local)
+        return HashChain(self.block_size, seed, local, self._last)
 
 
 def block_hashes(
@@ -99,24 +100,56 @@ def block_hashes(
     return chain.hashes
 
 
+class _LastHashed:
+    """The sequence whose beginning was hashed last: prompts that begin alike come one after the other, and comparing
+    their tokens takes a hundredth of hashing them."""
+
+    __slots__ = ("_data", "_hashes", "_seed")
+
+    def __init__(self) -> None:
+        self._seed, self._data = b"", b""
+        self._hashes: list[bytes] = []
+
+    def common(self, seed: bytes, data: bytes, step: int) -> list[bytes]:
+        """The hashes of as many blocks of `step` bytes as `data` has in common with that sequence from the start."""
+        if seed != self._seed:
+            return []
+        same, most = 0, min(len(data), len(self._data)) // step
+        while same < most:
+            middle = (same + most + 1) // 2
+            if data[same * step : middle * step] == self._data[same * step : middle * step]:
+                same = middle
+            else:
+                most = middle - 1
+        return self._hashes[:same]
+
+    def keep(self, seed: bytes, data: bytes, hashes: list[bytes]) -> None:
+        """hashes: of `data`; more may be appended."""
+        self._seed, self._data, self._hashes = seed, data, hashes
+
+
 class HashChain:
     """Hashes of the full blocks of one sequence, extended as the sequence grows, never computed twice.
 
     hashes: hash of block 0, 1, ... as far as `extend` was asked. seed: the parent of block 0.
     """
 
-    __slots__ = ("_local_keys", "block_size", "hashes", "seed")
+    __slots__ = ("_last", "_local_keys", "block_size", "hashes", "seed")
 
-    def __init__(self, block_size: int, seed: bytes, local_keys: tuple[tuple[int, int, bytes], ...]) -> None:
+    def __init__(
+        self, block_size: int, seed: bytes, local_keys: tuple[tuple[int, int, bytes], ...], last: _LastHashed
+    ) -> None:
         self.block_size = block_size
         self.seed = seed
         self.hashes: list[bytes] = []
         self._local_keys = local_keys
+        self._last = last
 
     def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
         """Hash up to block `num_blocks` - 1; `token_ids` is the whole sequence.
 
-        About 1 µs per block of 16 tokens. Raises ValueError if a token of these blocks is missing or is not
+        About 1 µs per block of 16 tokens, next to nothing for blocks that the sequence hashed before this one begins
+        with, too. Raises ValueError if a token of these blocks is missing or is not
         an unsigned 32-bit integer.
         """
         hashes, size = self.hashes, self.block_size
@@ -126,19 +159,24 @@ class HashChain:
         if num_blocks * size > len(token_ids):
             raise ValueError(f"block {num_blocks - 1} is not full: only {len(token_ids)} tokens are known")
         data = _token_bytes(token_ids[first * size : num_blocks * size])
-        parent = hashes[-1] if hashes else self.seed
         step = size * _TOKEN_BYTES
         local = self._local_keys
-        for i in range(num_blocks - first):
+        begins = not first and not local
+        if begins:
+            hashes += self._last.common(self.seed, data, step)
+        parent = hashes[-1] if hashes else self.seed
+        for i in range(len(hashes) - first, num_blocks - first):
             message = parent + data[i * step : (i + 1) * step]
             if local:
                 message += self._keys_in_block(first + i)
             parent = blake2b(message, digest_size=HASH_BYTES).digest()
             hashes.append(parent)
+        if begins:
+            self._last.keep(self.seed, data, hashes)
 
     def fork(self, num_blocks: int) -> HashChain:
         """A chain of its own that starts with the first `num_blocks` hashes of this one."""
-        child = HashChain(self.block_size, self.seed, self._local_keys)
+        child = HashChain(self.block_size, self.seed, self._local_keys, self._last)
         child.hashes = self.hashes[:num_blocks]
         return child
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmkit.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from llmkit.kv_cache.block_pool import BlockPool
 from llmkit.kv_cache.events import EventReporter
 from llmkit.kv_cache.groups import GroupManager, agreed_length
 from llmkit.kv_cache.hashing import BlockHasher, HashChain
@@ -98,9 +98,9 @@ class PrefixCache:
         length = hit.num_tokens // self._hasher.block_size
         chain.extend(seq.token_ids, length)
         for group, blocks in enumerate(hit.blocks):
-            for block, block_hash in zip(blocks, chain.hashes[:length], strict=True):
-                if block != NULL_BLOCK and self._pool.content(block) != (group, block_hash):
-                    raise ValueError(f"sequence {seq.sequence_id}: stale prefix hit, block {block} was reused")
+            block = self._pool.first_without(group, blocks, chain.hashes[:length])
+            if block is not None:
+                raise ValueError(f"sequence {seq.sequence_id}: stale prefix hit, block {block} was reused")
 
     def publish(self, seq: CacheableSequence, state: SequenceBlocks, chain: HashChain) -> None:
         """Make the blocks that were filled since the last time findable."""
