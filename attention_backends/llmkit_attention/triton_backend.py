@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from llmkit.hookspecs.attention import (
 )
 from llmkit.jit.chain import follows_early
 from llmkit_attention.cache_types import held_as
+from llmkit_attention.hopper_launch import Attends, HopperPrompts
 from llmkit_attention.triton_cache import write_launch
 from llmkit_attention.triton_decode_launch import ChooseDecodeTile, DecodeMemory, decode_launch, decode_tile_for, takes
 from llmkit_attention.triton_launch import PreparedLaunch
@@ -29,7 +31,6 @@ from llmkit_attention.triton_prepare import (
     ARITHMETIC,
     FLOAT8,
     INTERPRETED,
-    Attend,
     OfStep,
     Prefix,
     PrefixMemory,
@@ -57,7 +58,7 @@ class _Plan:
     prefixes: SharedPrefixes | None
     decodes: bool
     writes: dict[Hashable, PreparedLaunch] = field(default_factory=dict)
-    attends: dict[Hashable, tuple[Attend, ...]] = field(default_factory=dict)
+    attends: dict[Hashable, tuple[Attends, ...]] = field(default_factory=dict)
     projected: dict[Hashable, PreparedLaunch | None] = field(default_factory=dict)
 
 
@@ -81,6 +82,7 @@ class TritonAttention(AttentionBackend):
         self._choose_tile, self._choose_decode_tile = choose_tile, choose_decode_tile
         self._decode_memory = DecodeMemory()
         self._prefix_memory = PrefixMemory()
+        self._hopper_prompts = HopperPrompts()
         self._kinds: dict[AttentionLayer, AttentionLayer] = {}  # what launches depend on of a layer: not its place
 
     def support(self, query: AttentionQuery) -> Support:
@@ -233,17 +235,24 @@ class TritonAttention(AttentionBackend):
 
     def _prepare(
         self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, plan: _Plan, output: torch.Tensor
-    ) -> tuple[Attend, ...]:
+    ) -> tuple[Attends, ...]:
         of_step = OfStep(plan.query_start_loc, plan.seq_lens, plan.block_table, plan.lengths.shape[0])
         early, types = follows_early(query.device), (query.dtype, kv_cache.dtype)
         prefix = self._prefix(layer, *types, plan)
-        return tuple(
-            attention_launches(
+
+        def prepared(launch: Launch) -> Attends:
+            return attention_launches(
                 launch, layer, query, kv_cache, of_step, output,
                 prefix=prefix if launch.one_per_row else None, early=early and launch.one_per_row,
+            )  # fmt: skip
+
+        device = self._of(query.device)
+        return tuple(
+            self._hopper_prompts.take(
+                launch, layer, query, kv_cache, of_step, plan.query_lens, device, partial(prepared, launch)
             )
             for launch in self._launches(layer, *types, plan)
-        )  # fmt: skip
+        )
 
     def _of(self, device: torch.device) -> Device:
         if self._device is None:

@@ -70,6 +70,14 @@ def test_arguments_that_kernels_are_not_specialised_for_make_no_difference() -> 
     assert len(kernel.compiled) == 1
 
 
+def test_descriptors_are_told_apart_by_what_they_copy() -> None:
+    kernel, x = Kernel(), torch.zeros(64)
+    with Rehearsal(CPU):
+        for base, block in ((x, [16, 64]), (x.clone(), [16, 64]), (x, [32, 64]), (x.half(), [16, 64])):
+            launch(kernel, (1,), SimpleNamespace(base=base, block_shape=block))
+    assert len(kernel.compiled) == 3
+
+
 def test_kernels_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     met = threading.Barrier(2, timeout=30)

@@ -150,6 +150,8 @@ def _kind_of(value: Any, free: bool) -> Hashable:
         return value.dtype, value.data_ptr() % _ALIGNMENT == 0
     if free or isinstance(value, float):
         return type(value).__name__
+    if hasattr(value, "block_shape"):  # a descriptor of copies
+        return _kind_of(value.base, free), tuple(value.block_shape)
     if isinstance(value, int) and not isinstance(value, bool):
         return value == 1, value % _ALIGNMENT == 0, value.bit_length() > 31
     hashable: Hashable = value
