@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from llmkit_structured.json_strings import PLAIN, content_of
+from llmkit_structured.regex_tree import NOTHING as NO_TEXT
 from llmkit_structured.regex_tree import Tree, alphabet_misses
 from llmkit_structured.schema_form import (
     ANY,
@@ -138,6 +139,8 @@ class EnforcerWriter:
     def _string(self, form: String) -> Schema:
         if form.patterns:
             tree = content_of(form)
+            if tree == NO_TEXT:
+                refuse("#", f"{form.patterns[0].keyword} {form.patterns[0].source!r:.40}, which no string meets")
             if alphabet_misses(tree, PLAIN):
                 refuse("#", f"{form.patterns[0].keyword} {form.patterns[0].source!r:.40}, which allows characters that "
                        "must be escaped")  # fmt: skip

@@ -203,6 +203,8 @@ def pattern(tree: Tree) -> str:
         return _set(tree.ranges)
     if isinstance(tree, Sequence):
         return "".join(map(pattern, tree.parts))
+    if tree == NOTHING:
+        return _set(())
     if isinstance(tree, Choice):
         return "(?:" + "|".join(map(pattern, tree.options)) + ")"
     inner = pattern(tree.part)

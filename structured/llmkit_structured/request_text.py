@@ -9,7 +9,7 @@ from llmkit.hookspecs.structured import GrammarRequest
 from llmkit_structured import json_text
 from llmkit_structured.json_text import Layout
 from llmkit_structured.regex_syntax import MalformedRegex, UnsupportedRegex, whole
-from llmkit_structured.regex_tree import EMPTY, Tree, alphabet_misses, chars, choice, sequence, text
+from llmkit_structured.regex_tree import EMPTY, NOTHING, Tree, alphabet_misses, chars, choice, sequence, text
 from llmkit_structured.schema_form import Object
 from llmkit_structured.schema_reader import ReadSchema, read_schema
 from llmkit_structured.schema_refusal import UnsupportedSchema
@@ -36,14 +36,17 @@ def choices(request: GrammarRequest) -> list[str]:
 
 
 def regex_tree(source: str, name: str = "regex") -> Tree:
-    """The texts that a request's regular expression matches as a whole. Raises UnsupportedRequest, and
-    InvalidRequestError for what is no regular expression."""
+    """The texts that a request's regular expression matches as a whole. Raises UnsupportedRequest, also if there are
+    none, and InvalidRequestError for what is no regular expression."""
     try:
-        return whole(source)
+        tree = whole(source)
     except MalformedRegex as error:
         raise invalid([f"{PARAM}: {name} is not a regular expression: {error}."]) from None
     except UnsupportedRegex as error:
         raise UnsupportedRequest(f"{name} has {error}, which cannot be expressed.") from None
+    if choice([tree]) == NOTHING:
+        raise UnsupportedRequest(f"{name} matches no text at all.")
+    return tree
 
 
 def schema_of(request: GrammarRequest) -> ReadSchema:

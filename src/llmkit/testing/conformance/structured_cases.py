@@ -36,6 +36,9 @@ SCHEMAS: tuple[SchemaCase, ...] = (
     case({"not": {"const": 1}}, [2, "1"], [1]),
     case({"const": "a", "type": "string"}, ["a"], ["b", 1]),
     case({"const": 3, "type": "string"}, [], [3, "3"]),
+    case({"type": "string", "pattern": "^a[^\\s\\S]b$"}, [], ["", "ab"]),
+    case({"type": "object", "properties": {"a": {"type": "string", "pattern": "^[^\\s\\S]$"}},
+          "additionalProperties": False}, [{}], [{"a": ""}, {"a": "x"}]),
     case({"type": "object", "additionalProperties": False}, [{}], [{"a": 1}, []]),
     case({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a"],
           "additionalProperties": False}, [{"a": 1}, {"a": 1, "b": True}], [{"b": True}, {}, {"a": 1, "c": 1}]),
@@ -104,7 +107,7 @@ MALFORMED: tuple[Any, ...] = (
 )
 """Schemas that have to be refused, by whatever words."""
 
-REFUSED_REGEXES = ("(", "[a", "a{2,1}", "*", "(?P<n>a", "\\")
+REFUSED_REGEXES = ("(", "[a", "a{2,1}", "*", "(?P<n>a", "\\", "a[^\\s\\S]b", "[^\\s\\S]+")
 REGEXES = (
     "a", "", "ab|abc", "(a|ab)(c|bcd)?", "[ab]{2,3}", "a?b?c?", "(?:ab){1,2}c", "[^\\x00-`d-\\U0010ffff]{1,2}", "a\\.b",
     "(a|b)*?c{0,1}", "^ab$", "é|日", "日本?",
