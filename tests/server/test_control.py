@@ -45,6 +45,14 @@ def test_waking_up_in_parts(live, refusal):
     refusal(live.client.post("/wake_up?tags=none-such"), 400, "tags")
 
 
+def test_what_cannot_wake_yet_is_a_conflict(live, refusal):
+    post(live, "/sleep")
+    refusal(live.client.post("/wake_up?tags=kv_cache"), 409, None)
+    assert is_sleeping(live)
+    post(live, "/wake_up")
+    assert not is_sleeping(live)
+
+
 def test_a_profile_is_a_file(live, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     refusal(live.client.post("/stop_profile"), 409, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
@@ -13,6 +14,7 @@ from opentelemetry.trace import StatusCode
 
 from llmkit.config import EngineConfig
 from llmkit.logs import START_LOGGER, JsonFormatter, LineFormatter, passed_on, set_level
+from llmkit_server.middleware.request_log import RequestLog
 from llmkit_server.request_lines import RequestLines
 from llmkit_server.run import tracing_of
 from llmkit_server.tracing import Tracing
@@ -110,3 +112,24 @@ def test_tracing_is_off_without_an_endpoint():
     tracing = tracing_of(EngineConfig(model={"model": "m"}, observability={"otlp_traces_endpoint": "http://[::1]:1/v"}))
     assert tracing is not None
     tracing.close()
+
+
+@pytest.mark.parametrize(("words", "told"), [("unable to perform it; the handler is closed", False), ("other", True)])
+def test_a_client_that_hung_up_behind_a_request_sent_ahead_is_no_error(caplog, words, told):
+    """Its connection is closed for whoever writes to it, and the server has told nobody."""
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def closed(_message):
+        raise RuntimeError(words)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    answer = RequestLog(app, access_log=False)(scope, None, closed)
+    with caplog.at_level(logging.ERROR):
+        if told:
+            with pytest.raises(RuntimeError):
+                asyncio.run(answer)
+        else:
+            asyncio.run(answer)
+    assert bool(caplog.records) == told

@@ -16,6 +16,9 @@ logger = logging.getLogger("llmkit.server.access")
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 256
 
+CLOSED = "the handler is closed"
+"""In the words of uvloop for writing to a connection that is closed."""
+
 
 def usable_request_id(text: str) -> bool:
     """Whether a client's id can stand in a header and a log: printable ASCII, 1 to 256 characters."""
@@ -37,18 +40,24 @@ class RequestLog:
         request_id = given if usable_request_id(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         began = time.monotonic()
-        status = 0
+        status, is_gone = 0, False
 
         async def send_marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_gone
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).setdefault(REQUEST_ID_HEADER, request_id)
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                is_gone = CLOSED in str(error)
+                raise
 
         try:
             await self._app(scope, receive, send_marked)
         except Exception as error:
+            if is_gone:  # a client that hung up behind a request it had sent ahead: nobody was told of that
+                return
             problem = as_api_error(error)
             if status == 0:
                 await problem.response()(scope, receive, send_marked)

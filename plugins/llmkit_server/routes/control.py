@@ -43,7 +43,8 @@ async def sleep(request: Request) -> Response:
     level = request.query_params.get("level", "1")
     if level not in ("0", "1", "2"):
         raise bad_request("level must be 0, 1 or 2.", "level")
-    await context_of(request).llm.sleep(int(level))
+    with _conflicts():
+        await context_of(request).llm.sleep(int(level))
     return Response()
 
 
@@ -51,7 +52,8 @@ async def sleep(request: Request) -> Response:
 async def wake_up(request: Request) -> Response:
     """Take steps again. ?tags=weights, ?tags=kv_cache: bring back only that, and go on sleeping until all is there."""
     tags = request.query_params.getlist("tags")
-    await context_of(request).llm.wake_up(tags or None)
+    with _conflicts():
+        await context_of(request).llm.wake_up(tags or None)
     return Response()
 
 
@@ -71,7 +73,8 @@ async def pause(request: Request) -> Response:
 @router.post("/resume", openapi_extra=describe())
 async def resume(request: Request) -> Response:
     """Take steps again after /pause."""
-    await context_of(request).llm.wake_up(None)
+    with _conflicts():
+        await context_of(request).llm.wake_up(None)
     return Response()
 
 
