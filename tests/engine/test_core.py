@@ -466,6 +466,42 @@ class TestLaunchingAhead:
                 run.core.launch()
         run.run()
         assert run.answers["a", 0].finish_reason == "error"
+
+    def test_outputs_are_told_even_if_the_next_step_cannot_be_launched(self, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy(), max_concurrent_steps=2)
+        client = InlineClient(SimpleNamespace(core=run.core))
+        run.add("a", [1, 2, 3], 1)
+        run.add("b", [1, 2, 3], 6)
+
+        def broken():
+            raise RuntimeError("no plan")
+
+        with monkeypatch.context() as patched:
+            plan = run.core.scheduler.plan
+            plans = iter([plan, plan, broken])
+            patched.setattr(run.core.scheduler, "plan", lambda: next(plans)())
+            told = client.outputs()
+        assert [output.finish_reason for output in told if output.request_id == "a"] == ["length"]
+        later = [output for output in client.outputs() if output.request_id == "b"]
+        assert [output.error for output in later] == ["The step was broken off: RuntimeError: no plan"]
         run.core.close()
-        with pytest.raises(EngineClosedError):
-            run.core.launch()
+        run.core.launch()  # closed by whoever was told: nothing to do
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_an_interrupt_while_one_is_noted_loses_nothing(self, depth, monkeypatch):
+        run = SchedulingHarness(FcfsPolicy(), max_concurrent_steps=depth)
+        run.add("a", [1, 2, 3], 6)
+
+        def struck(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run.core.executor, "submit", struck)
+            patched.setattr("llmkit.engine.core.described", struck)
+            with pytest.raises(KeyboardInterrupt):
+                run.core.step()
+        run.run()
+        assert run.answers["a", 0].error == "The step was broken off."
+        run.add("b", [1, 2, 3], 6)
+        run.run()
+        assert run.answers["b", 0].finish_reason == "length"

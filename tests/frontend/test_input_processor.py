@@ -78,6 +78,30 @@ def test_token_ids_of_any_integer_type(make_processor, byte_tokenizer):
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
 
 
+@pytest.mark.parametrize("unhashable", [True, False])
+def test_token_ids_of_a_type_that_passes_for_another(make_processor, byte_tokenizer, unhashable):
+    class Meta(type):
+        __hash__ = None if unhashable else lambda _: hash(int)
+        __eq__ = lambda _, other: other is int  # noqa: E731
+
+    class Number(metaclass=Meta):
+        def __index__(self):
+            return 7
+
+    request = make_processor(byte_tokenizer).prepare([1, Number()], SamplingParams()).engine_request
+    assert request.prompt_token_ids == [1, 7]
+
+
+def test_what_is_changed_afterwards_is_not_the_requests(make_processor, byte_tokenizer):
+    """Parameters are fixed, the dictionary in them is the caller's."""
+    processor, params = make_processor(byte_tokenizer), SamplingParams(logit_bias={5: 1.0}, max_tokens=3)
+    taken = processor.prepare("hi", params).engine_request.sampling_params
+    params.logit_bias[9] = 100.0
+    assert taken.logit_bias == {5: 1.0}
+    params.logit_bias["x"] = 1.0
+    assert refusal(processor, "hi", params).param == "logit_bias"
+
+
 def test_lengths_at_the_models_limit(make_processor, byte_tokenizer):
     """B28: no negative number anywhere, the total never exceeds the limit."""
     processor = make_processor(byte_tokenizer)
@@ -120,6 +144,7 @@ def test_truncation_keeps_the_end(make_processor, byte_tokenizer):
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 60000}, "prompt_logprobs"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"allowed_token_ids": [5, EOS], "stop_token_ids": [5], "min_tokens": 1}, "allowed_token_ids"),
     ],
 )
 def test_parameters_that_do_not_fit_the_model(make_processor, byte_tokenizer, params, field):

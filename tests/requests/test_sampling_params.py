@@ -143,6 +143,15 @@ def test_unknown_fields_are_errors():
         SamplingParams(temprature=1)
 
 
+@pytest.mark.parametrize("given", [{}, {"logit_bias": {1: 2.0}}, {"extra_args": {"a": 1}}])
+def test_copies_with_other_values(given):
+    params = SamplingParams(top_p=0.5, stop=["a"], **given)
+    copied = params.with_values(seed=7, output_kind=OutputKind.DELTA)
+    assert (params.seed, params.output_kind) == (None, OutputKind.CUMULATIVE)
+    assert copied == SamplingParams(top_p=0.5, stop=["a"], seed=7, output_kind=OutputKind.DELTA, **given)
+    assert copied.logit_bias is None or copied.logit_bias is not params.logit_bias
+
+
 def test_nothing_changes_afterwards():
     with pytest.raises(AttributeError):
         SamplingParams().temperature = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +12,8 @@ from llmkit.requests.message import EngineOutput, EngineRequest
 if TYPE_CHECKING:
     from llmkit.engine.factory import Engine
     from llmkit.engine.stats import EngineStats
+
+logger = logging.getLogger("llmkit.engine")
 
 
 class EngineClient(Protocol):
@@ -77,7 +80,10 @@ class InlineClient:
 
     def outputs(self) -> list[EngineOutput]:
         outputs = self._core.step()
-        self._core.launch()
+        try:
+            self._core.launch()
+        except Exception:  # these outputs are to be told; the next step ends with it what is unfinished
+            logger.exception("the next step could not be launched")
         return outputs
 
     def has_work(self) -> bool:

@@ -138,10 +138,9 @@ class EngineCore:
         """Plan and submit until the pipeline is full, if steps are launched ahead of results: the next `step` would do
         it first. For whoever has something else to do before that, such as telling of outputs, which would leave the
         device without work. Raises as `step` does."""
-        self._check_open()
-        self._recover()
-        if self._depth == 1 or self.sleeper.parts:
+        if self._depth == 1 or self._closed or self.sleeper.parts:
             return
+        self._recover()
         try:
             self._fill_pipeline()
         except BaseException as error:
@@ -305,10 +304,9 @@ class EngineCore:
                 if isinstance(result, StepResult):
                     return result
                 raise EngineError(f"the executor returned {type(result).__name__}, not a StepResult")
-            error = submitted.error
+            error = submitted.error or EngineError("it was broken off before it was submitted")
         except Exception as raised:
             error = raised
-        assert error is not None
         self._failed(submitted.plan, error, ran=submitted.handle is not None)
         return None
 
@@ -336,6 +334,7 @@ class EngineCore:
             return []
 
     def _break_off(self, error: BaseException) -> None:
+        self._broken_off = "The step was broken off."  # first: another interrupt may strike in what follows
         self._broken_off = f"The step was broken off: {described(error)}"
         self._recover()
 

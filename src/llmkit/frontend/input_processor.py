@@ -108,6 +108,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"sampling_params must be SamplingParams, got {type(params).__name__}.", param="sampling_params"
             )
+        params = params.with_values()  # the dictionaries in the caller's may be changed later, and may have been
         self._check_params(params)
         parsed = parse_prompt(prompt)
         text, token_ids = self._tokenise(parsed, options, chat_arguments or {})
@@ -115,12 +116,14 @@ class InputProcessor:
         max_tokens = self._room(token_ids, params)
         request_id, internal_id = self._ids(options.request_id)
         eos = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        stop_token_ids = eos | frozenset(params.stop_ids)
+        _check_some_are_left(params, stop_token_ids)
         request = EngineRequest(
             request_id=internal_id,
             prompt_token_ids=token_ids,
             sampling_params=self._resolved(params),
             max_tokens=max_tokens,
-            stop_token_ids=eos | frozenset(params.stop_ids),
+            stop_token_ids=stop_token_ids,
             eos_token_ids=eos,
             bad_words_ids=self.bad_words_ids(params.bad_word_strings),
             arrival_time=time.monotonic(),
@@ -345,6 +348,16 @@ def _checked_options(options: Any) -> RequestOptions:
             param="add_special_tokens",
         )
     return options
+
+
+def _check_some_are_left(params: SamplingParams, stop_token_ids: frozenset[int]) -> None:
+    """Tokens that may come first: until there are min_tokens, none that ends the answer."""
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed is not None and stop_token_ids.issuperset(allowed):
+        raise InvalidRequestError(
+            "allowed_token_ids has none but tokens that end the answer, which min_tokens forbids.",
+            param="allowed_token_ids",
+        )
 
 
 def _checked_priority(value: Any) -> int:

@@ -148,7 +148,7 @@ def _token_ids(values: Any) -> list[int]:
         raise refused(f"token ids must be a list of integers; reading them failed with {described(error)}.") from error
     if len(ids) > MAX_PROMPT_TOKENS:
         raise refused(f"a prompt may have at most {MAX_PROMPT_TOKENS} tokens.")
-    if set(map(type, ids)) <= {int}:  # nothing in Python per token
+    if set(map(id, map(type, ids))) <= {id(int)}:  # nothing in Python per token
         return ids
     for token_id in ids:
         if not _is_integer(token_id):

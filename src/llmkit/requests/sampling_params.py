@@ -99,8 +99,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_together(self)
 
     def with_values(self, **changes: Any) -> SamplingParams:
-        """A copy with other values, which are valid and in the form that construction gives them: nothing is checked
-        again, which takes ten times as long."""
+        """A copy with other values, which are valid and in the form that construction gives them. Nothing is checked
+        again, which takes ten times as long, but where something could have been changed since: it is copied, too."""
+        if any(value is not None for value in (self.logit_bias, self.extra_args, self.structured_outputs)):
+            return msgspec.structs.replace(self, **changes)
         copied = copy.copy(self)
         for name, value in changes.items():
             msgspec.structs.force_setattr(copied, name, value)
