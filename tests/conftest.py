@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,12 +71,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     finally:
         if nextitem is None or nextitem.path != item.path:
             set_aside()
+            forget_faults()
 
 
 def set_aside() -> None:
     """Collect garbage once more; what is left is not looked at again."""
     gc.collect()
     gc.freeze()
+
+
+def forget_faults() -> None:
+    """Of plugins that a module's tests made to fail: tests of other modules are told what was noted."""
+    shutil.rmtree(cache_folder() / "faults", ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
