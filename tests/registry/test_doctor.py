@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmkit.config import PluginsConfig
-from llmkit.registry import DoctorRow, Registry
+from llmkit.registry import DoctorRow, Registry, loading
 
 GROUP = "llmkit.schedulers"
 
@@ -45,6 +45,40 @@ def test_missing_library(rows: dict[str, DoctorRow]) -> None:
     assert verdict(row) == (True, True, True, False)
     assert row.reasons == ("it needs no-such-library, which is not installed",)
     assert row.hint == "Install it with: pip install 'no-such-library' (the extra llmkit-sick[fast])."
+
+
+@pytest.mark.parametrize(
+    ("body", "reasons"),
+    [
+        ("return ['it needs CUDA'] if environment.device_type == 'cpu' else []", ("it needs CUDA",)),
+        ("return [] if environment.has_module('no_such_library') else ['no library']", ()),
+        ("import no_such_library", ()),
+    ],
+)
+def test_what_the_machine_lacks_comes_before_missing_libraries(
+    site: Any, cpu: Any, body: str, reasons: tuple[str, ...]
+) -> None:
+    hook = f"@hookimpl\ndef llmkit_problems(environment):\n    {body}\n"
+    site.add_policy("lacking", "'x', requires=('no-such-library',)", body=hook)
+    site.add_distribution("llmkit-lacking", {GROUP: {"lacking": "lacking"}})
+    rows = Registry.discover().doctor(cpu, {})
+    (row,) = (row for row in rows if row.name == "lacking")
+    assert row.reasons == (*reasons, "it needs no-such-library, which is not installed")
+    assert row.hint == "Install it with: pip install 'no-such-library'."
+
+
+@pytest.mark.parametrize("name", ["attention:triton", "attention:flash_attn", "kernels:triton", "quantization:fp8"])
+def test_plugins_for_gpus_say_so_first_where_their_libraries_are_missing(
+    monkeypatch: pytest.MonkeyPatch, cpu: Any, name: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(loading, "missing_requirements", lambda requires: [f"it needs {each}" for each in requires])
+    (row,) = (row for row in Registry.discover().doctor(cpu, {}) if f"{row.kind}:{row.name}" == name)
+    device, *libraries = row.reasons
+    assert "needs a CUDA GPU" in device
+    assert libraries
+    assert all(library.startswith("it needs") for library in libraries)
+    assert "pip install" in (row.hint or "")
 
 
 def test_wrong_machine(rows: dict[str, DoctorRow]) -> None:

@@ -61,22 +61,31 @@ class LoadedPlugin:
             raise self.row.error(f"its {hook} failed: {described(error)}") from error
 
     def problems(self, environment: Environment) -> list[str]:
-        """Why it cannot work in `environment`: missing requirements, then what the plugin itself says."""
+        """Why it cannot work in `environment`: what the plugin itself says, then missing requirements. Where these are
+        missing, the plugin is asked as if it had them: that it needs a GPU is to be known before they are installed."""
         missing = missing_requirements(self.info.requires)
-        if missing:
-            return missing
         answers: list[Any] = []
         try:
-            answers = self.manager.hook.llmkit_problems(environment=environment)
+            answers = self.manager.hook.llmkit_problems(
+                environment=_WithLibraries(**vars(environment)) if missing else environment
+            )
         except (Exception, SystemExit) as error:
-            return [f"its llmkit_problems failed: {described(error)}"]
-        return [str(problem).rstrip(".") for answer in answers for problem in answer or ()]
+            return missing or [f"its llmkit_problems failed: {described(error)}"]
+        return [str(problem).rstrip(".") for answer in answers for problem in answer or ()] + missing
 
     def install_hint(self) -> str | None:
         """How to install what it requires; None if everything is there."""
         if not missing_requirements(self.info.requires):
             return None
         return install_hint(self.info.requires, self.info.extra, self.row.distribution)
+
+
+@dataclass(frozen=True)
+class _WithLibraries(Environment):
+    """A machine on which every library is installed."""
+
+    def has_module(self, name: str) -> bool:  # noqa: ARG002
+        return True
 
 
 def load_row(row: PluginRow, front_door: Any = None, timeout: float | None = None) -> tuple[LoadedPlugin, float]:
