@@ -9,13 +9,15 @@ token: mean KL divergence in nats (± the standard error over the answers), larg
 how often the best token is the same. Expected is what transformers computes of the same weights in float32; in the
 second table, which has the variants in float8, what llmkit computes in `--dtype`.
 
-On a CPU, TRITON_INTERPRET=1 and `--dtype float32` measure the float8 formats, slowly.
+On a CPU, TRITON_INTERPRET=1 and `--dtype float32` measure the float8 formats, slowly. Ends with status 1 if
+a row failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -51,13 +53,16 @@ def main() -> None:
     texts = [torch.tensor(item["prompt_token_ids"] + item["output_token_ids"]) for item in items]
     positions = sum(len(ids) for ids in texts)
     print(f"{arguments.model}, {len(texts)} answers, {positions} positions, {arguments.device}\n", flush=True)
-    Comparison(arguments, texts).run()
+    comparison = Comparison(arguments, texts)
+    comparison.run()
+    sys.exit(1 if comparison.failed else 0)
 
 
 class Comparison:
     def __init__(self, arguments: argparse.Namespace, texts: list[torch.Tensor]) -> None:
         self._arguments, self._texts = arguments, texts
         self._expected = list(self._peer("float32"))
+        self.failed = False
 
     def run(self) -> None:
         """Print the tables. A variant that fails leaves the others their turn."""
@@ -91,7 +96,7 @@ class Comparison:
                     for count in (None, *few)
                 ]
         except Exception as error:
-            print(f"| {label} | | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
+            self._failure(label, "", error)
             return None
         return rows[0]
 
@@ -99,10 +104,14 @@ class Comparison:
         try:
             found = difference(self._expected, logits())
         except Exception as error:
-            print(f"| {label} | {few or 'all'} | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
+            self._failure(label, str(few or "all"), error)
             return None
         print(f"| {label} | {few or 'all'} | {found.row()} |", flush=True)
         return found
+
+    def _failure(self, label: str, few: str, error: Exception) -> None:
+        self.failed = True
+        print(f"| {label} | {few} | FAILED {type(error).__name__}: {str(error)[:600]} | | |", flush=True)
 
     def _opened(self, dtype: str, variant: str) -> LLM:
         return opened_model(self._arguments.model, device=self._arguments.device, dtype=dtype, **VARIANTS[variant])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,39 @@ def test_in_float32_the_file_says_how_close_tokens_are(command: Any) -> None:
     assert not closeness.judge(greedy.Answers("one", "graphs", [[0, 2]]))
 
 
+@pytest.mark.parametrize("wrong", [None, "opened_model", "of_engine"])
+def test_accuracy_tells_of_variants_that_failed(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, wrong: str | None
+) -> None:
+    accuracy = command("accuracy")
+    answers = tmp_path / "answers.json"
+    answers.write_text('{"items": [{"prompt_token_ids": [1, 2], "output_token_ids": [3]}]}')
+    logits = texts((3, 5))
+
+    def fails_in_float8(name: str) -> Any:
+        """An engine is its variant here."""
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            variant = settings.get("quantization", "none") if name == "opened_model" else arguments[0].variant
+            if wrong == name and variant == "fp8":
+                raise RuntimeError("no such format")
+            return nullcontext(SimpleNamespace(variant=variant)) if name == "opened_model" else logits
+
+        return call
+
+    for name in ("opened_model", "of_engine"):
+        monkeypatch.setattr(accuracy, name, fails_in_float8(name))
+    monkeypatch.setattr(accuracy, "of_hugging_face", lambda *_, **__: logits)
+    arguments = [str(answers), "--device", "cpu", "--dtype", "float32", "--variants", "fp8 weights", "fp8 cache"]
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        accuracy.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| llmkit")]
+    assert len(rows) == 3, "a variant that fails leaves the others their turn"
+    assert [("FAILED RuntimeError: no such format" in row) for row in rows] == [False, wrong is not None, False]
+    assert end.value.code == (0 if wrong is None else 1)
+
+
 class Engine:
     """Answers are functions of seed and prompt; those of batches that are not alone begin with another token."""
 
@@ -111,8 +145,6 @@ class Engine:
         self.moody = moody
 
     def generate(self, prompts: list[Any], params: list[Any], *, use_tqdm: bool) -> list[Any]:
-        from types import SimpleNamespace
-
         assert not use_tqdm
         self.sizes.append(len(prompts))
         first = int(self.moody and len(prompts) > 1)
@@ -136,8 +168,6 @@ def test_seeded_answers_are_put_back_in_their_order(
 
 
 def test_graphs_of_steps_in_which_all_get_a_token_are_timed(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     idle = command("idle")
     clock = count()
 
