@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import pytest
 
+from llmkit.kv_cache import hashing
 from llmkit.kv_cache.hashing import HASH_BYTES, BlockHasher, ExtraKey
 
 HASHER = BlockHasher(16)
@@ -170,6 +171,40 @@ def test_sequences_that_begin_alike_have_the_hashes_they_have_alone():
         some.extend(of_some, len(of_some) // 4)
     for chain, of_chain, salt in chains:
         assert chain.hashes == hashes(of_chain, salt, hasher=BlockHasher(4))[: len(chain.hashes)]
+
+
+def test_an_interrupt_leaves_no_hashes_beside_the_tokens_of_another():
+    """At every operation of the code that hashes."""
+    first, second = list(range(40)), list(range(100, 140))
+    expected = hashes(second, hasher=BlockHasher(4))
+
+    def struck_at(operation):
+        def trace(frame, event, _):
+            nonlocal seen
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_code.co_filename == hashing.__file__:
+                seen += 1
+                if seen == operation:
+                    raise KeyboardInterrupt
+            return trace
+
+        seen, hasher = 0, BlockHasher(4)
+        hashes(first, hasher=hasher)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            hashes(second, hasher=hasher)
+        except KeyboardInterrupt:
+            return hasher
+        finally:
+            sys.settrace(before)
+        return None
+
+    operation = 1
+    while (hasher := struck_at(operation)) is not None:
+        assert hashes(second, hasher=hasher) == expected
+        operation += 1
+    assert operation > 100
 
 
 def test_blocks_that_the_sequence_before_had_are_not_hashed_again(monkeypatch):

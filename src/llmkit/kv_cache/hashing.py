@@ -104,28 +104,29 @@ class _LastHashed:
     """The sequence whose beginning was hashed last: prompts that begin alike come one after the other, and comparing
     their tokens takes a hundredth of hashing them."""
 
-    __slots__ = ("_data", "_hashes", "_seed")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._seed, self._data = b"", b""
-        self._hashes: list[bytes] = []
+        # One value: an interrupt must not leave the hashes of one sequence beside the tokens of another.
+        self._known: tuple[bytes, bytes, list[bytes]] = b"", b"", []
 
     def common(self, seed: bytes, data: bytes, step: int) -> list[bytes]:
         """The hashes of as many blocks of `step` bytes as `data` has in common with that sequence from the start."""
-        if seed != self._seed:
+        known_seed, known, hashes = self._known
+        if seed != known_seed:
             return []
-        same, most = 0, min(len(data), len(self._data)) // step
+        same, most = 0, min(len(data), len(known)) // step
         while same < most:
             middle = (same + most + 1) // 2
-            if data[same * step : middle * step] == self._data[same * step : middle * step]:
+            if data[same * step : middle * step] == known[same * step : middle * step]:
                 same = middle
             else:
                 most = middle - 1
-        return self._hashes[:same]
+        return hashes[:same]
 
     def keep(self, seed: bytes, data: bytes, hashes: list[bytes]) -> None:
         """hashes: of `data`; more may be appended."""
-        self._seed, self._data, self._hashes = seed, data, hashes
+        self._known = seed, data, hashes
 
 
 class HashChain:
