@@ -185,9 +185,9 @@ def _chosen(weight_rows: int, k: int, splits: int, device: Device, row_blocks: i
     are so many, or, where the fewest rows are too many, as many as there are multiprocessors for. row_blocks: blocks of
     the batch's rows; several share what they read of the weight, so that more of its rows and splits pay."""
     enough = _ENOUGH * device.processors
-    block = next((each for each in _BLOCKS if triton.cdiv(weight_rows, each.rows) * splits >= enough), _BLOCKS[-1])
-    if row_blocks > 1:
-        block = _BLOCK_OF_SEVERAL
+    block = _BLOCK_OF_SEVERAL
+    if row_blocks == 1:
+        block = next((each for each in _BLOCKS if triton.cdiv(weight_rows, each.rows) * splits >= enough), _BLOCKS[-1])
     if splits > 1:
         splits = max(1, device.processors // (triton.cdiv(weight_rows, block.rows) * row_blocks))
         splits = min(splits, triton.cdiv(k, block.columns))

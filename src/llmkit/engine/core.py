@@ -137,7 +137,7 @@ class EngineCore:
     def launch(self) -> None:
         """Plan and submit until the pipeline is full, if steps are launched ahead of results: the next `step` would do
         it first. For whoever has something else to do before that, such as telling of outputs, which would leave the
-        device without work. Raises as `step` does."""
+        device without work. Raises as `step` does; does nothing once closed."""
         if self._depth == 1 or self._closed or self.sleeper.parts:
             return
         self._recover()
